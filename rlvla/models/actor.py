@@ -1,4 +1,4 @@
-"""The policy: an OpenVLA network whose decisions are sampled, scored and trained."""
+"""OpenVLA policies, with or without a value head on the same network."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from rlvla.experience import Experience
-from rlvla.models.action_heads import action_head, policy_spec
-from rlvla.models.backbone import prepare_backbone
+from rlvla.models.action_heads import GaussianHead, TokenHead, missing_of
 from rlvla.models.config import ActorConfig
 from rlvla.models.distributions import AutoregressiveTokens
 from rlvla.models.families import check_checkpoint, type_of
 from rlvla.models.lora import MergedWeights, StartParts, add_adapters, lora_layers, save_adapter
 from rlvla.models.network_policy import NetworkPolicy
+from rlvla.models.policy import PolicySpec
 from rlvla.models.value_models import scalar_head
 from rlvla.models.vla.checkpoint_files import ADAPTER_FOLDER
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
@@ -31,9 +31,9 @@ from rlvla.models.vla.served import ServedDecoder
 class Actor(NetworkPolicy):
     """An OpenVLA policy.
 
-    Log-probabilities and entropies of action tokens are taken over the 256 action columns at the sampling temperature,
-    in sampling, old log-probs and updates alike. With a regression head (`model_variant` oft_regression) the actions
-    are continuous, with one log-probability per number in the chunk.
+    Log-probs and entropies of action tokens are over the 256 action columns at the sampling temperature, in sampling,
+    old log-probs and updates alike. With a regression head (`model_variant` oft_regression) actions are continuous,
+    with one log-prob per number in the chunk.
 
     Args:
         vla: the architecture with its weights.
@@ -42,12 +42,14 @@ class Actor(NetworkPolicy):
     """
 
     has_value_head: ClassVar[bool] = False
+    vla: Any  # OpenVLAForActionPrediction, with LoRA wrapped by peft
 
     def __init__(self, vla: OpenVLAForActionPrediction, inputs: VLAInputs, config: ActorConfig | None = None):
-        super().__init__(policy_spec(inputs.config), inputs, action_head(inputs))
+        head = GaussianHead(inputs) if inputs.config.has_regression_head else TokenHead(inputs)
+        super().__init__(policy_spec(inputs.config), inputs, head)
         self.inputs = inputs
         self.config = config or ActorConfig()
-        prepare_backbone(vla, self.config)
+        vla.configure(self.config)
         self._start_head: StartParts | None = None
         if self.config.lora_rank:
             if vla.action_head is not None:
@@ -69,9 +71,9 @@ class Actor(NetworkPolicy):
         Args:
             path: folder with config.json, safetensors, tokenizer and dataset_statistics.json.
             config: LoRA and memory options.
-            unnorm_key: which entry of the dataset statistics to use; only needed if there are several.
-            **overrides: settings that override or complete config.json, e.g. `center_crop`, `model_variant`,
-                `platform`; or `dtype` and `device`, see `OpenVLAForActionPrediction.from_pretrained`.
+            unnorm_key: entry of the dataset statistics; only needed if there are several.
+            **overrides: settings that override config.json, e.g. `center_crop`, `model_variant`, `platform`; or
+                `dtype` and `device`, see `OpenVLAForActionPrediction.from_pretrained`.
 
         Raises:
             ConfigError: a missing file, a file of another kind of model, wrong tensors, or an unknown statistics key.
@@ -99,7 +101,7 @@ class Actor(NetworkPolicy):
         """[B, A*D, d]: hidden states at the action positions.
 
         Args:
-            trace: the decisions; their tokens are read by the autoregressive variant only.
+            trace: the decisions; only the autoregressive variant reads their tokens.
             input_ids: [B, L] int64 left-padded prompt.
             attention_mask: [B, L].
             images: [B, N, H, W, 3] uint8, prepared.
@@ -134,14 +136,14 @@ class Actor(NetworkPolicy):
     def prompt_embeddings(
         self, images: np.ndarray, proprio: np.ndarray | None, instructions: Sequence[str]
     ) -> DecoderInput:
-        """What the decoder of an autoregressive policy reads before the first token; arguments as in `act`."""
+        """Decoder input before the first token of an autoregressive policy; arguments as in `act`."""
         state = None if proprio is None else torch.from_numpy(proprio)
-        seen = self.observations(torch.from_numpy(images), state, instructions)
-        pixels, state = self._network_inputs(seen["images"], seen["proprio"])
-        return self.base.prompt_embeddings(seen["input_ids"], seen["attention_mask"], pixels, state)
+        observed = self.observations(torch.from_numpy(images), state, instructions)
+        pixels, state = self._network_inputs(observed["images"], observed["proprio"])
+        return self.base.prompt_embeddings(observed["input_ids"], observed["attention_mask"], pixels, state)
 
     def without_decoder(self) -> Actor:
-        """A copy that can only embed prompts: its decoder has no layers and no head."""
+        """A copy for embedding prompts only: its decoder has no layers and no head."""
         language_model: Any = self.base.language_model
         decoder = language_model.model
         layers, decoder.layers = decoder.layers, nn.ModuleList()
@@ -152,11 +154,11 @@ class Actor(NetworkPolicy):
             decoder.layers, language_model.lm_head = layers, head
 
     def token_decoder(self) -> ServedDecoder:
-        """The decoder, for another program; only with `PolicySpec.token_by_token`."""
+        """The decoder, for an inference server; only with `PolicySpec.token_by_token`."""
         return ServedDecoder(self.inputs, self.full_weights, self.prompt_embeddings)
 
     def prepare(self, images: np.ndarray, proprio: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
-        """Turn observations into what the network reads; see `RolloutPolicy.prepare`."""
+        """See `RolloutPolicy.prepare`."""
         return self.inputs.prepare(images, proprio)
 
     def row_tokens(self, instructions: Sequence[str], num_images: int) -> list[int]:
@@ -173,7 +175,7 @@ class Actor(NetworkPolicy):
             self.base.action_std.requires_grad_(False)
 
     def forget_action_heads(self) -> None:
-        """Do not save regression heads from the source folder: they do not match weights trained on tokens."""
+        """Drop the source folder's regression heads, which do not match weights trained on tokens."""
         if self.base.folder is not None:
             self.base.folder.action_heads.clear()
 
@@ -184,26 +186,22 @@ class Actor(NetworkPolicy):
 
     @contextmanager
     def adapters_disabled(self) -> Iterator[None]:
-        """Within the block, use the policy as it was before adapters were added, with its original head.
+        """Context in which the policy has no adapters and its original head.
 
         Raises:
             ValueError: the policy has no adapters.
         """
         if not self.config.lora_rank:
-            raise ValueError("this policy has no adapters that could be disabled")
+            raise ValueError("this policy has no adapters to disable")
         start = self._start_head
         with self.vla.disable_adapter(), nullcontext() if start is None else start.in_place_of(self.base):
             yield
 
     def save_pretrained(self, folder: str | Path, state_dict: dict[str, torch.Tensor] | None = None) -> None:
-        """Write the policy in the public format.
+        """Write the policy in the public format; see `Policy.save_pretrained`.
 
         LoRA adapters are merged into the saved weights, one tensor at a time, and also saved separately in
         `lora_adapter/`, in peft's format.
-
-        Args:
-            folder: created if needed.
-            state_dict: full parameters, if this module only has shards of them.
         """
         state = self._network_state(state_dict)
         if not self.config.lora_rank:
@@ -222,7 +220,7 @@ class Actor(NetworkPolicy):
         return self._merged(state) if self.config.lora_rank else state
 
     def _network_state(self, state_dict: dict[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
-        """The state of the network, adapters apart, without that of a value head."""
+        """The state dict of `vla`, without a value head."""
         state = self.state_dict() if state_dict is None else state_dict
         return {name.removeprefix("vla."): tensor for name, tensor in state.items() if name.startswith("vla.")}
 
@@ -231,15 +229,10 @@ class Actor(NetworkPolicy):
 
 
 class ActorCritic(Actor):
-    """An `Actor` with a linear value head next to its action head, both on the same hidden states.
+    """An `Actor` with a linear value head on the same hidden states; arguments as for `Actor`.
 
-    The value of an action is read at the position of its first token, as in `Critic`. Everything else comes from the
-    actor: adapters, sampling, and `save_pretrained`, which writes a plain policy without the value head.
-
-    Args:
-        vla: the architecture with its weights.
-        inputs: turns observations into model inputs.
-        config: LoRA and memory options.
+    The value of an action is read at the position of its first token, as in `Critic`. `save_pretrained` writes a plain
+    policy without the value head.
     """
 
     has_value_head = True
@@ -249,10 +242,7 @@ class ActorCritic(Actor):
         self.value_head = scalar_head(inputs.config.text_config.hidden_size)
 
     def score_values(self, batch: Experience) -> dict[str, Any]:
-        """Keyword arguments of `forward` that ask only for the values of a batch, on the model's device.
-
-        Observations without decisions work too: the first position does not depend on them.
-        """
+        """See `NetworkPolicy.score_values`; without decisions only the value of the first position is meaningful."""
         if not batch.trace:
             batch = batch.with_fields(trace={"tokens": torch.zeros(len(batch), self.spec.columns, dtype=torch.long)})
         return super().score_values(batch)
@@ -280,3 +270,22 @@ def training_flops(model: nn.Module, patches: int, tokens: int) -> float:
         per_weight = 2 + 2 * through + 2 * parameter.requires_grad
         total += per_weight * getattr(parameter, "ds_numel", parameter.numel()) * (patches if of_pictures else tokens)
     return total
+
+
+def policy_spec(config: OpenVLAConfig) -> PolicySpec:
+    """The spec of an OpenVLA policy."""
+    columns, continuous = config.num_action_tokens, config.has_regression_head
+    shape = (config.action_chunk_len, config.action_dim)
+    return PolicySpec(
+        action_chunk_len=config.action_chunk_len,
+        action_dim=config.action_dim,
+        columns=columns,
+        noise_shape=shape if continuous else (columns,),
+        noise="normal" if continuous else "uniform",
+        cameras=config.num_images_in_input,
+        image_size=None if config.image_preprocessing != "none" or config.center_crop else config.image_size,
+        proprio_dim=config.proprio_width,
+        feature_dim=config.text_config.hidden_size,
+        token_by_token=config.is_autoregressive,
+        missing=missing_of(config.model_variant),
+    )

@@ -1,9 +1,9 @@
-"""Between the numbers of the environment and those of a network: dataset statistics and action bins."""
+"""Encoding of actions and proprio for a network: normalization by dataset statistics, and action bins."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -25,17 +25,29 @@ from rlvla.utils.errors import ConfigError
 CONSTANT_ACTION_RANGE = 1e-6
 
 
+class Codec(Protocol):
+    """Normalization of actions and proprio, see `StatisticsCodec`."""
+
+    @property
+    def action_mask(self) -> list[bool]: ...  # noqa: D102
+    @property
+    def effective_numbers(self) -> Tensor: ...  # noqa: D102
+    def normalize_proprio(self, proprio: Any) -> np.ndarray: ...  # noqa: D102
+    def normalize_actions(self, actions: np.ndarray) -> np.ndarray: ...  # noqa: D102
+    def unnormalize_actions(self, actions: np.ndarray) -> np.ndarray: ...  # noqa: D102
+
+
 class StatisticsCodec:
-    """Normalizes actions and proprio by the statistics of a dataset, and turns actions into bins and back.
+    """Normalization by dataset statistics, and discretization of actions.
 
     Args:
         statistics: of one dataset ("action" and, with proprio, "proprio"); None if nothing is encoded.
         chunk: (A, D), actions per decision and dimensions of an action.
-        proprio_dim: P, length of the proprio vector; 0: none is read.
+        proprio_dim: P, length of the proprio vector; 0: no proprio.
         bins: the action bins; column k of a policy is token id `first_token_id` + k.
         normalization: range that is mapped to [-1, 1]: "q99" (q01 to q99) or "bounds" (min to max).
         range_eps: added to the range of actions, see `unnormalize_actions`.
-        gripper_convention: "libero" converts the last dimension, see `libero_gripper`; "none" leaves it as it is.
+        gripper_convention: "libero" converts the last dimension, see `libero_gripper`; "none" keeps it.
     """
 
     def __init__(
@@ -58,7 +70,7 @@ class StatisticsCodec:
         return normalize_proprio(proprio, self._statistics_of("proprio"), mode=self._mode)
 
     def normalizes_proprio_like(self, other: StatisticsCodec) -> bool:
-        """Whether both normalize every proprio vector to the same result."""
+        """Whether both normalize proprio identically."""
         mine, theirs = (
             proprio_bounds(codec._statistics_of("proprio"), codec._proprio_dim, mode=codec._mode)
             for codec in (self, other)
@@ -87,7 +99,7 @@ class StatisticsCodec:
         """Environment actions [..., A, D] -> columns of the action vocabulary [..., A*D] int64, as training labels."""
         bins = self.action_tokenizer
         columns = bins.ids_to_columns(bins.encode(self._normalized(actions)))
-        return columns.reshape(*columns.shape[:-2], self._columns)
+        return columns.reshape(*columns.shape[:-2], self._chunk[0] * self._chunk[1])
 
     def decode_actions(self, columns: np.ndarray) -> np.ndarray:
         """Columns [..., A*D] -> environment actions [..., A, D] float32."""
@@ -101,7 +113,8 @@ class StatisticsCodec:
         A dimension that is constant in the dataset (its statistics have zero range) decodes to the same value for every
         token, so its policy gradient would be pure noise.
         """
-        return varying(self.decode_actions(np.arange(self.action_tokenizer.n_bins)[:, None].repeat(self._columns, 1)))
+        bins = np.arange(self.action_tokenizer.n_bins)
+        return varying(self.decode_actions(bins[:, None].repeat(self._chunk[0] * self._chunk[1], 1)))
 
     @property
     def effective_numbers(self) -> Tensor:
@@ -114,10 +127,6 @@ class StatisticsCodec:
         mask = self._statistics_of("action").get("mask")
         return [bool(kept) for kept in ([True] * self._chunk[1] if mask is None else mask)]
 
-    @property
-    def _columns(self) -> int:
-        return self._chunk[0] * self._chunk[1]
-
     def _statistics_of(self, entry: str) -> dict[str, Any]:
         if not self.statistics or entry not in self.statistics:
             raise ConfigError(f"the checkpoint's statistics have no {entry!r} entry; recompute dataset_statistics.json")
@@ -125,5 +134,5 @@ class StatisticsCodec:
 
 
 def varying(actions: np.ndarray) -> Tensor:
-    """[A*D] bool: which numbers vary across environment actions [n, A, D]."""
+    """[A*D] bool: numbers that vary across environment actions [n, A, D]."""
     return torch.from_numpy(np.ptp(actions.reshape(len(actions), -1), axis=0) > CONSTANT_ACTION_RANGE)

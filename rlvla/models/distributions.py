@@ -21,7 +21,7 @@ class PolicyOutput:
     Attributes:
         actions: [B, A, D] float32, normalized; None if `trace` defines them more precisely.
         log_probs: [B, K] float32.
-        trace: what `ActionDistribution.log_prob` needs to rescore the decisions, name -> [B, ...].
+        trace: inputs of `ActionDistribution.log_prob` for rescoring the decisions, name -> [B, ...].
     """
 
     actions: Tensor | None
@@ -32,8 +32,7 @@ class PolicyOutput:
 class ActionDistribution(Protocol):
     """The distributions of B decisions, each conditioned on its observation.
 
-    Methods that a policy does not support raise `NotImplementedError`; `PolicySpec.missing` lists them with the reason,
-    so that flags that need them are rejected before anything starts.
+    Methods that a policy does not support raise `NotImplementedError`; `PolicySpec.missing` lists them with the reason.
     """
 
     def sample(self, noise: Tensor | None) -> PolicyOutput:
@@ -57,11 +56,11 @@ class ActionDistribution(Protocol):
         ...
 
     def sum_pi_squared(self) -> Tensor:
-        """[B, K] float32: the sum of squared probabilities over all outcomes of each column."""
+        """[B, K] float32: sum of squared probabilities over the outcomes of each column."""
         ...
 
     def parameters(self) -> dict[str, Tensor]:
-        """What `kl` of another distribution needs, name -> [B, ...]."""
+        """Parameters for the `kl` of another distribution, name -> [B, ...]."""
         ...
 
 
@@ -78,13 +77,12 @@ class TokenDistribution:
 
     @cached_property
     def all_log_probs(self) -> Tensor:
-        """Log-probabilities of the whole vocabulary, [B, K, V]."""
+        """[B, K, V]: log-probabilities of the whole vocabulary."""
         return torch.log_softmax(self._logits / self._temperature, dim=-1)
 
     def sample(self, noise: Tensor | None) -> PolicyOutput:
         """By inverse CDF from uniforms [B, K], or the argmax; the trace is `tokens` [B, K] int64."""
-        tokens = self._logits.argmax(-1) if noise is None else sample_by_inverse_cdf(self.all_log_probs, noise)
-        trace = {"tokens": tokens}
+        trace = {"tokens": pick_tokens(self._logits, self._temperature, noise)}
         return PolicyOutput(None, self.log_prob(trace), trace)
 
     def log_prob(self, trace: Mapping[str, Tensor]) -> Tensor:
@@ -161,7 +159,7 @@ def pick_tokens(logits: Tensor, temperature: float, uniforms: Tensor | None) -> 
 def sample_by_inverse_cdf(log_probs: Tensor, uniforms: Tensor) -> Tensor:
     """Tokens [B, K] whose cumulative probability first exceeds the uniforms [B, K]; log_probs [B, K, V].
 
-    Unlike `torch.multinomial`, the result for a row depends only on its random numbers, not on the rest of the batch.
+    Unlike `torch.multinomial`, the result for a row does not depend on the rest of the batch.
     """
     cumulative = log_probs.double().exp().cumsum(-1)
     # Rounding may leave the total below 1; scaling keeps every draw in range.
@@ -175,7 +173,7 @@ LOG_2PI = math.log(2.0 * math.pi)
 class GaussianDistribution:
     """Independent normal distributions over the numbers in a chunk, in float32.
 
-    The K = A * D columns are in (action, dimension) order. A log-probability is a log-density and may be positive.
+    The K = A * D columns are in (action, dimension) order. Log-probs are log-densities and may be positive.
 
     Args:
         mean: [B, A, D].
@@ -198,11 +196,7 @@ class GaussianDistribution:
         return self.log_std.exp()
 
     def sample(self, noise: Tensor | None = None) -> PolicyOutput:
-        """Sample a chunk, without gradients.
-
-        Args:
-            noise: [B, A, D] standard normal; None takes the mean.
-        """
+        """Sample without gradients from standard normal noise [B, A, D]; None takes the mean."""
         with torch.no_grad():
             actions = (self.mean if noise is None else self.rsample(noise)).detach()
             trace = {"actions": actions}
@@ -222,7 +216,7 @@ class GaussianDistribution:
         return (0.5 * (1.0 + LOG_2PI) + self.log_std).flatten(1)
 
     def kl(self, other: Mapping[str, Tensor]) -> Tensor:
-        """[B, K]: KL(self || other) in nats, where `other` is the `parameters` of another Gaussian."""
+        """[B, K]: KL(self || other) in nats; `other` is the `parameters` of another Gaussian."""
         mean, log_std = other["mean"], other["log_std"]
         ratio = (2.0 * (self.log_std - log_std)).exp()
         distance = (self.mean - mean).square() * (-2.0 * log_std).exp()
@@ -233,5 +227,5 @@ class GaussianDistribution:
         raise NotImplementedError("a density has no sum of squared probabilities")
 
     def parameters(self) -> dict[str, Tensor]:
-        """`mean` and `log_std` [B, A, D], with the temperature already applied."""
+        """`mean` and `log_std` [B, A, D], at the temperature."""
         return {"mean": self.mean, "log_std": self.log_std}

@@ -43,7 +43,10 @@ class RowShape:
 class Sketch(Protocol):
     """A network for estimating memory: its tensors have shapes but no storage."""
 
-    module: nn.Module
+    @property
+    def module(self) -> nn.Module:
+        """The network."""
+        ...
 
     def loss(self, rows: int) -> Tensor:
         """The scalar that the trainer backpropagates for this many decisions."""

@@ -1,9 +1,9 @@
-"""What the policies of all families share: sampling, scoring and training with one hidden vector per column."""
+"""Base class of the policies of all families: sampling, scoring and training with one hidden vector per column."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,28 +11,21 @@ from torch import Tensor, nn
 
 from rlvla.experience import Experience
 from rlvla.models.action_heads import ActionHead
+from rlvla.models.codec import Codec
 from rlvla.models.distributions import ActionDistribution
 from rlvla.models.policy import Decision, PolicySpec, on_host, select
-
-
-class Codec(Protocol):
-    """Between the numbers of the environment and those of the network; see `StatisticsCodec` for each."""
-
-    @property
-    def action_mask(self) -> list[bool]: ...  # noqa: D102
-    def normalize_proprio(self, proprio: Any) -> np.ndarray: ...  # noqa: D102
 
 
 class NetworkPolicy(nn.Module):
     """A policy made of a network, an action head, and a codec.
 
-    A family writes `observations` (inputs of its network), `hidden` (the network), `read_out` (the output layer), and
-    what depends on its files and sizes: `row_tokens`, `training_flops`, `adapters_disabled`, `save_pretrained`.
+    A family implements `observations` (inputs of its network), `hidden` (the network), `read_out` (the output layer),
+    `row_tokens`, `training_flops`, `adapters_disabled` and `save_pretrained`.
 
     Args:
         spec: sizes and capabilities.
         codec: normalizes actions and proprio.
-        head: makes distributions of hidden vectors.
+        head: maps hidden vectors to distributions.
     """
 
     def __init__(self, spec: PolicySpec, codec: Codec, head: ActionHead):
@@ -44,20 +37,20 @@ class NetworkPolicy(nn.Module):
         """Prepared observations as keyword arguments of `hidden`, on the policy's device."""
         raise NotImplementedError
 
-    def hidden(self, trace: dict[str, Tensor], **observations: Any) -> Any:
-        """[B, K, d]: one vector per log-prob; only networks that decode step by step read `trace`."""
+    def hidden(self, *args: Any, **kwargs: Any) -> Any:
+        """`hidden(trace, **observations)`: [B, K, d], one vector per log-prob; autoregressive networks read `trace`."""
         raise NotImplementedError
 
     def read_out(self, hidden: Any) -> Any:
-        """What the action head reads, e.g. logits, from hidden vectors [B, K, d]."""
+        """Inputs of the action head, e.g. logits, from hidden vectors [B, K, d]."""
         raise NotImplementedError
 
     def column_features(self, hidden: Any) -> Tensor:
-        """What values are read from, [B, K, d]; a network whose `hidden` is something else says what."""
+        """Features [B, K, d] for values; override it if `hidden` returns another shape."""
         return hidden
 
     def summary(self, hidden: Any) -> Tensor:
-        """[B, s] float32: one vector per observation, for small networks; only with `PolicySpec.summary_dim`."""
+        """[B, s] float32: one vector per observation, e.g. for DSRL's actor; only with `PolicySpec.summary_dim`."""
         raise NotImplementedError
 
     def forward(
@@ -99,12 +92,12 @@ class NetworkPolicy(nn.Module):
             supervised = self._head.supervised(distribution, trace, supervision)
             quantities |= {name: self._spread(value) for name, value in supervised.items()}
         if set(wants) - {"values", "loss"}:
-            # Of a chain of steps only the distributions along the stored one are known.
-            given = distribution.given(trace) if hasattr(distribution, "given") else distribution
-            quantities |= select(given, wants, trace)
+            if hasattr(distribution, "given"):  # the distributions along a stored chain of steps
+                distribution = distribution.given(trace)
+            quantities |= select(distribution, wants, trace)
             if "kl" in wants:
                 assert reference is not None
-                quantities["kl"] = given.kl(reference)
+                quantities["kl"] = distribution.kl(reference)
         return quantities
 
     def score(self, batch: Experience, temperature: float) -> dict[str, Any]:
@@ -122,7 +115,7 @@ class NetworkPolicy(nn.Module):
         return self._spread(self.column_features(self.hidden(trace, **self._observed(batch))))
 
     def _spread(self, values: Tensor) -> Tensor:
-        """[B, L, ...] with an entry per number of the actions -> one for each denoising step scored on its own."""
+        """[B, L, ...]: repeat the entry of each number of the actions for each denoising step that is scored."""
         _, steps, numbers = self.spec.column_shape
         if steps == 1:
             return values
@@ -145,14 +138,13 @@ class NetworkPolicy(nn.Module):
     ) -> Decision:
         """Choose actions for prepared observations; see `RolloutPolicy.act`."""
         state = None if proprio is None else torch.from_numpy(proprio)
-        seen = self.observations(torch.from_numpy(images), state, instructions)
         drawn = None if noise is None else torch.from_numpy(noise).to(self._device)
-        distribution = self._distribution(seen, temperature)
+        distribution = self._distribution(self.observations(torch.from_numpy(images), state, instructions), temperature)
         output = distribution.sample(drawn, greedy=True) if greedy else distribution.sample(drawn)
         return on_host(output, self._head.environment_actions(output))
 
     def encode(self, images: np.ndarray, proprio: np.ndarray | None, instructions: Sequence[str]) -> Any:
-        """What `hidden` returns for prepared observations, for `summary` and `denoise`."""
+        """`hidden` of prepared observations, for `summary` and `denoise`."""
         state = None if proprio is None else torch.from_numpy(proprio)
         return self.hidden({}, **self.observations(torch.from_numpy(images), state, instructions))
 
@@ -171,10 +163,7 @@ class NetworkPolicy(nn.Module):
         return self._head.encode(actions)
 
     def anneal_noise(self, end: float, progress: float) -> float:
-        """Set the noise level of the decisions to come, `end` at progress 1; returns it.
-
-        Only with `PolicySpec.anneals_noise`.
-        """
+        """Set and return the noise level, `end` at progress 1; only with `PolicySpec.anneals_noise`."""
         return self._head.anneal_noise(end, progress)
 
     @property

@@ -1,4 +1,4 @@
-"""The interface of every policy, whatever its network and however it samples actions."""
+"""The interfaces of policies: rollouts, training, and decoding of action tokens by an inference server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 from torch import Tensor, nn
@@ -17,16 +17,16 @@ from rlvla.models.distributions import ActionDistribution, PolicyOutput
 if TYPE_CHECKING:
     from rlvla.experience import Experience
 
-# Optional capabilities of a policy beyond log-probs -> what each one provides.
+# Optional capabilities of a policy beyond log-probs -> description.
 QUANTITIES = {
     "entropy": "the entropy of its decisions",
     "kl": "the exact KL to a reference",
     "sum_pi_squared": "the sum of squared probabilities",
-    "rsample": "samples that can be differentiated",
+    "rsample": "reparameterized samples",
     "probabilities": "log-probs of outcomes, not of densities",
-    "covariances": "log-probs whose covariance with the advantages tells how the entropy will change",
+    "covariances": "log-probs whose covariance with the advantages predicts the change of entropy",
     "densities": "log-probs of outcomes or of densities",
-    "temperature": "a temperature of sampling",
+    "temperature": "a sampling temperature",
     "demonstrated_log_probs": "log-probs of actions that it did not sample itself",
     "label_smoothing": "smoothed targets of the supervised loss",
     "sft_loss": "a choice between supervised losses",
@@ -40,31 +40,30 @@ TRAINING_NOISE = "training_noise"
 
 @dataclass(frozen=True)
 class PolicySpec:
-    """Sizes and capabilities of a policy; known from its configuration, without its weights.
+    """Sizes and capabilities of a policy, from its configuration, without its weights.
 
     Attributes:
         action_chunk_len: A, actions per decision.
         action_dim: D, dimensions of an action.
         columns: K, log-probs per decision, ordered by action index first; a positive multiple of A.
-        scores: what these numbers are, one of `rlvla.algorithms.choices.SCORES`; a policy loss reads one kind.
-        noise: random numbers that a decision is sampled from: "uniform" in [0, 1) or standard "normal".
-        noise_shape: shape of the random numbers for one decision.
-        greedy_noise: whether greedy decisions read random numbers as well, e.g. where a flow starts.
+        scores: kind of these numbers, one of `rlvla.algorithms.choices.SCORES`; a policy loss reads one kind.
+        noise: distribution of the random numbers of a decision: "uniform" in [0, 1) or standard "normal".
+        noise_shape: shape of the random numbers of one decision.
+        greedy_noise: whether greedy decisions also read random numbers, e.g. the start of a flow.
         anneals_noise: whether it has a noise level, see `NetworkPolicy.anneal_noise`.
-        training_noise: random numbers per demonstrated decision that the supervised loss reads; 0: none.
-        training_chunk_len: actions per demonstrated decision that the supervised loss reads, where a network predicts
-            more than are executed; 0: `action_chunk_len`.
+        training_noise: random numbers per demonstrated decision in the supervised loss; 0: none.
+        training_chunk_len: actions per demonstrated decision in the supervised loss, if the network predicts more than
+            are executed; 0: `action_chunk_len`.
         cameras: N, images per observation; None: any number.
-        reads_images: whether it reads them at all.
+        reads_images: whether it reads images.
         image_size: required side of the images in pixels; None: any size, they are resized.
-        proprio_dim: P, length of the proprio vector it reads; 0: none.
-        feature_dim: d, width of `Policy.features`; 0: it has none.
-        start_shape: (C, M), shape of the noise that `NetworkPolicy.denoise` starts from, the first numbers of the noise
-            of a decision; (): it does not denoise.
-        summary_dim: width of `NetworkPolicy.summary`; 0: it has none.
-        token_by_token: whether its decisions are tokens that a language model decodes one by one, so that it has a
-            `TokenDecoder`.
-        missing: names in `QUANTITIES` that the policy does not support -> reason.
+        proprio_dim: P, length of the proprio vector; 0: no proprio.
+        feature_dim: d, width of `Policy.features`; 0: no features.
+        start_shape: (C, M), shape of the initial noise of `NetworkPolicy.denoise`, the first numbers of the noise of a
+            decision; (): no denoising.
+        summary_dim: width of `NetworkPolicy.summary`; 0: no summary.
+        token_by_token: whether decisions are decoded token by token, so that there is a `TokenDecoder`.
+        missing: unsupported names of `QUANTITIES` -> reason.
 
     Raises:
         ValueError: `columns` is not a positive multiple of `action_chunk_len`.
@@ -91,12 +90,11 @@ class PolicySpec:
     missing: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
-        """Check that all actions have the same number of columns."""
+        """Validate `columns`."""
         if self.action_chunk_len < 1 or self.columns < 1 or self.columns % self.action_chunk_len:
             raise ValueError(
-                f"a policy with {self.action_chunk_len} actions per decision cannot have {self.columns} columns: give "
-                "every action the same number of log-probs, at least one (`columns` is a positive multiple of "
-                "`action_chunk_len`)"
+                f"a policy with {self.action_chunk_len} actions per decision cannot have {self.columns} columns: "
+                "`columns` is a positive multiple of `action_chunk_len`"
             )
 
     @property
@@ -111,12 +109,12 @@ class PolicySpec:
 
     @property
     def column_shape(self) -> tuple[int, int, int]:
-        """(A, S, K / (A * S)): the columns as actions x denoising steps that are scored on their own x numbers."""
+        """(A, S, K / (A * S)): columns as actions x separately scored denoising steps x numbers."""
         steps = self.columns_per_action // self.action_dim if self.scores == "step_log_probs" else 1
         return self.action_chunk_len, steps, self.columns_per_action // steps
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
-        """The random numbers for one decision, `noise_shape` float64."""
+        """Draw the random numbers of one decision, `noise_shape` float64."""
         return rng.random(self.noise_shape) if self.noise == "uniform" else rng.standard_normal(self.noise_shape)
 
 
@@ -128,7 +126,7 @@ class Decision:
         actions: [B, A, D] float32, for the environment.
         log_probs: [B, K] float32.
         trace: see `PolicyOutput`; name -> [B, ...].
-        version: iterations of training behind the weights that decided; None: not counted.
+        version: training iterations of the policy's weights; None: not counted.
     """
 
     actions: np.ndarray
@@ -146,7 +144,7 @@ class RolloutPolicy(Protocol):
         ...
 
     def prepare(self, images: np.ndarray, proprio: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
-        """Turn observations into what `act` and all networks of a run read, once when they arrive.
+        """Preprocess observations once, on arrival, for `act` and all networks of a run.
 
         Args:
             images: [..., N, H, W, 3] uint8 from the environment.
@@ -183,23 +181,28 @@ class RolloutPolicy(Protocol):
 class Policy(RolloutPolicy, Protocol):
     """A policy that can be trained; it must also be an `nn.Module`.
 
-    With `PolicySpec.scores` other than "log_probs", what is called a log-prob here is that kind of number.
-
-    DeepSpeed wraps `forward`, so every training or scoring pass goes through it; its arguments come from `score`.
-    `wants` names the quantities to return: "log_probs" [B, K], "entropy" [B, K], "sum_pi_squared" [B, K],
-    "parameters" (what `kl` needs from a reference, as entries "parameters/<name>"), "mirrored" (with the scores of that
-    name, the terms of `rlvla.algorithms.flow.mirrored_loss`, as entries "mirrored/<name>" [B, K]), "kl" [B, K] to
-    `reference`, "loss" (returns "loss", "error" and "correct" of supervised training, each [B, K], or with
-    `PolicySpec.training_chunk_len` the columns of that many actions), "values" [B, K] with a value
-    head; all float32.
+    With `PolicySpec.scores` other than "log_probs", log-probs are scores of that kind.
     """
 
     def score(self, batch: Experience, temperature: float) -> dict[str, Any]:
         """Keyword arguments of `forward` for a batch of decisions, on the policy's device."""
         ...
 
-    def forward(self, *, wants: Sequence[str], **inputs: Any) -> dict[str, Tensor]:
-        """The quantities in `wants`, for given decisions."""
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """`forward(*, wants, **inputs)`: quantities of given decisions by name, all float32; `inputs` from `score`.
+
+        DeepSpeed wraps `forward`, so every training or scoring pass goes through it. Names in `wants`:
+
+        - "log_probs", "entropy", "sum_pi_squared", "kl" to `reference`, with a value head "values": [B, K];
+        - "parameters": the distribution's parameters for the `kl` of another policy, as "parameters/<name>";
+        - "mirrored": terms of `rlvla.algorithms.flow.mirrored_loss`, as "mirrored/<name>" [B, K], for such scores;
+        - "loss": "loss", "error" and "correct" of supervised training, each [B, K], or the columns of
+          `PolicySpec.training_chunk_len` actions.
+        """
+        ...
+
+    def eval(self) -> Self:
+        """As in `nn.Module`."""
         ...
 
     def distribution(self, batch: Experience, temperature: float = 1.0) -> ActionDistribution:
@@ -211,10 +214,7 @@ class Policy(RolloutPolicy, Protocol):
         ...
 
     def encode_actions(self, actions: np.ndarray) -> dict[str, np.ndarray]:
-        """Encode environment actions [..., A, D] as a trace, for use as training labels.
-
-        With `PolicySpec.training_chunk_len` there are that many of them.
-        """
+        """The trace of `PolicySpec.demonstrated_actions` environment actions [..., A, D], as labels."""
         ...
 
     @property
@@ -228,11 +228,11 @@ class Policy(RolloutPolicy, Protocol):
         ...
 
     def row_tokens(self, instructions: Sequence[str], num_images: int) -> list[int]:
-        """Size of each row, for micro-batches sized by tokens: the length of its sequence, or what stands for it."""
+        """Cost of each row for micro-batches sized by tokens: its sequence length, or a comparable number."""
         ...
 
     def training_flops(self, model: nn.Module, tokens: int, num_images: int) -> float:
-        """FLOPs of a forward and backward pass of a network of this family over one decision.
+        """FLOPs of a forward and backward pass over one decision.
 
         Args:
             model: the policy, or a critic with the same backbone.
@@ -242,11 +242,11 @@ class Policy(RolloutPolicy, Protocol):
         ...
 
     def adapters_disabled(self) -> AbstractContextManager[None]:
-        """Within the block, use the policy without its adapters; raises an error if it has none."""
+        """Context in which the policy has no adapters; ValueError if there are none to disable."""
         ...
 
     def save_pretrained(self, folder: str | Path, state_dict: dict[str, Tensor] | None = None) -> None:
-        """Write the policy in the format it was read from; `state_dict` gives full parameters if it is sharded."""
+        """Write the policy in the format it was read from; `state_dict`: full parameters, if this module is sharded."""
         ...
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -261,7 +261,7 @@ def on_host(output: PolicyOutput, actions: np.ndarray) -> Decision:
 
 
 def select(distribution: ActionDistribution, wants: Sequence[str], trace: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The quantities in `wants` that need only a distribution: per log-prob [B, K] float32, and its parameters."""
+    """The quantities in `wants` that need only a distribution, see `Policy.forward`."""
     quantities: dict[str, Tensor] = {}
     for name in wants:
         if name == "log_probs":
@@ -269,21 +269,22 @@ def select(distribution: ActionDistribution, wants: Sequence[str], trace: Mappin
         elif name == "parameters":
             quantities |= {f"parameters/{key}": value for key, value in distribution.parameters().items()}
         elif name == "mirrored":
-            quantities |= {f"mirrored/{key}": value for key, value in distribution.mirrored(trace).items()}
+            terms: dict[str, Tensor] = distribution.mirrored(trace)  # type: ignore[attr-defined]  # of flows only
+            quantities |= {f"mirrored/{key}": value for key, value in terms.items()}
         elif name in ("entropy", "sum_pi_squared"):
             quantities[name] = getattr(distribution, name)()
     return quantities
 
 
 def parameters_of(quantities: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The entries "parameters/<name>" in the result of `Policy.forward`, by name."""
+    """The entries "parameters/<name>" of a result of `Policy.forward`, by name."""
     prefix = "parameters/"
     return {name.removeprefix(prefix): value for name, value in quantities.items() if name.startswith(prefix)}
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """What is decoded after: observations as embeddings.
+    """Embedded observations, after which action tokens are decoded.
 
     Attributes:
         embeddings: [B, S, d], padded at the end.
@@ -295,33 +296,32 @@ class Prompts:
 
 
 class TokenDecoder(Protocol):
-    """The language model of a policy with `PolicySpec.token_by_token`, cut down to its action tokens.
+    """The language model of a policy with `PolicySpec.token_by_token`, with a vocabulary of action tokens only.
 
-    Token k of this model is column k of the policy. Embeddings of prompts stay with the policy, so that the model needs
-    no other words.
+    Token k of this model is column k of the policy; the policy embeds the prompts.
     """
 
     def config(self) -> dict[str, Any]:
-        """Its configuration, as in a config.json of `LlamaForCausalLM`."""
+        """Configuration, as in a config.json of `LlamaForCausalLM`."""
         ...
 
     def weights(self) -> Mapping[str, Tensor]:
-        """The current weights under the names of `LlamaForCausalLM`, adapters merged on access."""
+        """Current weights under the names of `LlamaForCausalLM`; adapters are merged on access."""
         ...
 
     def embed(self, images: np.ndarray, proprio: np.ndarray | None, instructions: Sequence[str]) -> Prompts:
-        """Prompts of prepared observations; arguments as in `RolloutPolicy.act`."""
+        """Embed prepared observations; arguments as in `RolloutPolicy.act`."""
         ...
 
     def decision(self, tokens: np.ndarray, log_probs: np.ndarray) -> Decision:
-        """The decisions that consist of tokens [B, K] int64 with log-probs [B, K] float32."""
+        """Decisions of tokens [B, K] int64 with log-probs [B, K] float32."""
         ...
 
 
 def undecodable(spec: PolicySpec) -> str | None:
-    """Why a policy has no `TokenDecoder`, as the end of a sentence about the policy; None if it has one."""
+    """Why a policy has no `TokenDecoder`, as a predicate of the policy; None if it has one."""
     if spec.token_by_token:
         return None
     if spec.noise != "uniform":
-        return "has continuous actions, no tokens that a language model could decode one by one"
-    return "computes all tokens of a decision in one pass, so that there is nothing to decode one by one"
+        return "has continuous actions, not tokens that a language model decodes one by one"
+    return "computes all tokens of a decision in one pass, not one by one"

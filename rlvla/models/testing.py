@@ -73,9 +73,8 @@ class PolicyContract:
     def policy(cls, folder: Path) -> Any:
         """The policy of the folder, with adapters set to nonzero values so that they have an effect."""
         torch.manual_seed(0)
-        policy = (
-            check_checkpoint(folder, overrides=cls.overrides).load_policy(cls.config, value_head=cls.value_head).eval()
-        )
+        checkpoint = check_checkpoint(folder, overrides=cls.overrides)
+        policy: Any = checkpoint.load_policy(cls.config, value_head=cls.value_head).eval()
         with torch.no_grad():
             for name, parameter in policy.named_parameters():
                 if "lora_B" in name:

@@ -1,19 +1,18 @@
-"""Networks with a scalar head: the critic (value per action token) and the reward model (success of an observation)."""
+"""Critics (value per action) and reward models (success of an observation): a policy's body with a linear head."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from rlvla.experience import Experience
-from rlvla.models.backbone import prepare_backbone
 from rlvla.models.config import ActorConfig
-from rlvla.models.policy import Policy
 from rlvla.models.stored_tensors import read_head
 from rlvla.utils.errors import ConfigError
 
@@ -26,34 +25,80 @@ REWARD_HEAD_FILE = "reward_head.safetensors"
 
 
 def scalar_head(width: int, outputs: int = 1) -> nn.Linear:
-    """A linear layer, by default with one output, that starts at zero, so that the first advantages are the returns."""
+    """A linear layer with zero weights, so that the first advantages are the returns."""
     head = nn.Linear(width, outputs)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return head
 
 
-class _ScalarHead(nn.Module):
-    """A VLA with one linear output per action-token position.
+class _HeadModel(nn.Module):
+    """The body of a policy with a linear head."""
+
+    body_name: ClassVar[str]  # attribute of the body, and its prefix in a state dict
+    head_file: ClassVar[str]
+    head: nn.Linear
+
+    def load_head(self, folder: str | Path) -> bool:
+        """Read the head from a folder; False if there is none.
+
+        Raises:
+            ConfigError: a file that cannot be read, has NaN or infinity, or does not fit the head.
+        """
+        path = Path(folder) / self.head_file
+        if not path.is_file():
+            return False
+        expected = {name: tensor.shape for name, tensor in self.head.state_dict().items()}
+        stored = {name.removeprefix("head."): tensor for name, tensor in read_head(path).items()}
+        if {name: tensor.shape for name, tensor in stored.items()} != expected:
+            raise ConfigError.of(None, "mismatch", f"{path}: its tensors do not fit the policy in this folder")
+        self.head.load_state_dict(stored)
+        return True
+
+    def save_pretrained(self, folder: str | Path, state_dict: dict[str, Tensor] | None = None) -> None:
+        """Write the policy in its own format plus the head; `state_dict`: full parameters, if this is sharded."""
+        state, prefix = self.state_dict() if state_dict is None else state_dict, f"{self.body_name}."
+        body = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+        getattr(self, self.body_name).save_pretrained(folder, state_dict=body)
+        head = {name: value.detach().cpu().contiguous() for name, value in state.items() if name.startswith("head.")}
+        save_file(head, str(Path(folder) / self.head_file))
+
+
+class _OpenVLAHeadModel(_HeadModel):
+    """An OpenVLA network with one linear output per action-token position.
 
     Args:
         vla: the architecture with its weights.
         inputs: turns observations into model inputs.
     """
 
+    body_name = "vla"
+
     def __init__(self, vla: OpenVLAForActionPrediction, inputs: VLAInputs):
         super().__init__()
         self.vla, self.inputs = vla, inputs
         self.head = scalar_head(inputs.config.text_config.hidden_size)
 
+    @classmethod
+    def _load(
+        cls, path: str | Path, unnorm_key: str | None, config: ActorConfig | None = None, **overrides: Any
+    ) -> Self:
+        """The body of a policy folder, with a head that starts at zero."""
+        from rlvla.models.vla.inputs import VLAInputs
+        from rlvla.models.vla.openvla import OpenVLAForActionPrediction
+
+        vla = OpenVLAForActionPrediction.from_pretrained(path, body_only=True, **overrides)
+        vla.configure(config or ActorConfig())
+        return cls(vla, VLAInputs.from_pretrained(path, config=vla.config, unnorm_key=unnorm_key))
+
     def forward(
         self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        images: torch.Tensor,
-        proprio: torch.Tensor | None,
-        trace: dict[str, torch.Tensor] | None = None,
-    ) -> torch.Tensor:
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        images: Tensor,
+        proprio: Tensor | None,
+        trace: dict[str, Tensor] | None = None,
+    ) -> Tensor:
         """One number per action position, [B, K] float32; inputs as in `Actor.forward`.
 
         The first position never depends on `trace`. In the autoregressive variant later positions do, and their outputs
@@ -69,38 +114,22 @@ class _ScalarHead(nn.Module):
         return self.head(hidden).squeeze(-1).float()
 
     def prepare(self, images: np.ndarray, proprio: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
-        """Observations as the network reads them, with proprio only if it uses any; see `RolloutPolicy.prepare`."""
+        """See `RolloutPolicy.prepare`; proprio only if the network reads it."""
         return self.inputs.prepare(images, proprio if self.inputs.config.use_proprio else None)
 
-    def score(self, batch: Experience) -> dict[str, object]:
-        """Keyword arguments of `forward` for a batch, on its device; proprio only if the network uses it."""
+    def score(self, batch: Experience) -> dict[str, Any]:
+        """Keyword arguments of `forward` for a batch, on its device; proprio only if the network reads it."""
         inputs = self.inputs.to_device(batch, next(self.parameters()).device)
         return inputs if self.inputs.config.use_proprio else {**inputs, "proprio": None}
 
-    def _save(self, folder: str | Path, head_file: str, state: dict[str, torch.Tensor] | None) -> None:
-        state = self.state_dict() if state is None else state
-        body = {name.removeprefix("vla."): tensor for name, tensor in state.items() if name.startswith("vla.")}
-        self.vla.save_pretrained(folder, state_dict=body)
-        head = {name: tensor.contiguous() for name, tensor in state.items() if name.startswith("head.")}
-        save_file(head, str(Path(folder) / head_file))
 
-
-def _load(
-    path: str | Path, unnorm_key: str | None, config: ActorConfig | None = None, **overrides: Any
-) -> tuple[OpenVLAForActionPrediction, VLAInputs]:
-    from rlvla.models.vla.inputs import VLAInputs
-    from rlvla.models.vla.openvla import OpenVLAForActionPrediction
-
-    vla = OpenVLAForActionPrediction.from_pretrained(path, body_only=True, **overrides)
-    prepare_backbone(vla, config or ActorConfig())
-    return vla, VLAInputs.from_pretrained(path, config=vla.config, unnorm_key=unnorm_key)
-
-
-class Critic(_ScalarHead):
+class Critic(_OpenVLAHeadModel):
     """State values from a separate network with a value head.
 
     The value of an action is read at the position of its first token.
     """
+
+    head_file = VALUE_HEAD_FILE
 
     @classmethod
     def from_pretrained(
@@ -111,41 +140,39 @@ class Critic(_ScalarHead):
         Arguments as in `Actor.from_pretrained`, but a critic has no adapters. Images must be prepared as for the actor,
         or the critic evaluates a different state.
         """
-        critic = cls(*_load(path, unnorm_key, config, **overrides))
-        head = Path(path) / VALUE_HEAD_FILE
-        if head.exists():
-            critic.load_state_dict(load_file(str(head)), strict=False)
+        critic = cls._load(path, unnorm_key, config, **overrides)
+        critic.load_head(path)
         return critic
-
-    def save_pretrained(self, folder: str | Path, state_dict: dict[str, torch.Tensor] | None = None) -> None:
-        """Write the public format plus the value head."""
-        self._save(folder, VALUE_HEAD_FILE, state_dict)
 
 
 class SuccessPredictor(nn.Module):
     """The predictions of a reward model: column 0 of its logits is success, column 1 progress."""
 
+    score: Callable[..., dict[str, Any]]
+
     @torch.inference_mode()
-    def progress(self, batch: Experience) -> torch.Tensor:
+    def progress(self, batch: Experience) -> Tensor:
         """[B] in (0, 1): the fraction of the task completed in each observation of a batch."""
         return torch.sigmoid(self(**self.score(batch))[:, 1])
 
     @torch.no_grad()  # not inference_mode: ZeRO-3 could not reuse the parameters gathered in it
-    def success_probability(self, batch: Experience) -> torch.Tensor:
+    def success_probability(self, batch: Experience) -> Tensor:
         """[B] in (0, 1) for the observations of a batch."""
         return torch.sigmoid(self(**self.score(batch))[:, 0])
 
 
-class RewardModel(SuccessPredictor, _ScalarHead):
+class RewardModel(SuccessPredictor, _OpenVLAHeadModel):
     """Probability that an episode succeeded, and its progress, from an observation and the instruction.
 
     The success logit is read at the first action position, the progress logit at the second.
     """
 
+    head_file = REWARD_HEAD_FILE
+
     @classmethod
     def from_policy(cls, path: str | Path, unnorm_key: str | None = None) -> RewardModel:
         """An untrained reward model from a policy folder; its head starts at zero."""
-        return cls(*_load(path, unnorm_key))
+        return cls._load(path, unnorm_key)
 
     @classmethod
     def from_pretrained(
@@ -156,35 +183,22 @@ class RewardModel(SuccessPredictor, _ScalarHead):
         Raises:
             ConfigError: the folder has no reward head and so is not a reward model.
         """
-        head = Path(path) / REWARD_HEAD_FILE
-        if not head.exists():
-            raise ConfigError(f"{path} is not a reward model: {REWARD_HEAD_FILE} is missing there")
-        model = cls(*_load(path, unnorm_key, config))
-        model.load_state_dict(load_file(str(head)), strict=False)
+        if not (Path(path) / REWARD_HEAD_FILE).is_file():
+            raise _not_a_reward_model(path)
+        model = cls._load(path, unnorm_key, config)
+        model.load_head(path)
         return model
 
-    def save_pretrained(self, folder: str | Path, state_dict: dict[str, torch.Tensor] | None = None) -> None:
-        """Write the public format plus the reward head."""
-        self._save(folder, REWARD_HEAD_FILE, state_dict)
 
-
-class FeaturePolicy(Policy, Protocol):
-    """A policy of which critic and reward model can be made."""
-
-    def freeze_read_out(self) -> None:
-        """Freeze the parameters that `features` does not depend on."""
-        ...
-
-
-class _FeatureModel(nn.Module):
-    """A policy's body with a linear head, which starts at zero.
+class _FeatureModel(_HeadModel):
+    """The body of a policy of any family, with a linear head on `Policy.features` that starts at zero.
 
     Args:
-        policy: a `FeaturePolicy`; its body is trained, its action head is frozen and saved as it is.
+        policy: a `Policy` with `freeze_read_out`, which freezes the parameters that `features` does not depend on.
         outputs: of the head.
     """
 
-    head_file: str
+    body_name = "policy"
 
     def __init__(self, policy: Any, outputs: int):
         super().__init__()
@@ -193,36 +207,12 @@ class _FeatureModel(nn.Module):
         self.head = scalar_head(policy.spec.feature_dim, outputs)
 
     def prepare(self, images: np.ndarray, proprio: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
-        """Observations as the network reads them; see `RolloutPolicy.prepare`."""
+        """See `RolloutPolicy.prepare`."""
         return self.policy.prepare(images, proprio)
 
     def score(self, batch: Experience) -> dict[str, Any]:
         """Keyword arguments of `forward` for a batch."""
         return {"batch": batch}
-
-    def load_head(self, folder: Path) -> bool:
-        """Read the head from a folder; False if there is none.
-
-        Raises:
-            ConfigError: a file that cannot be read, has NaN or infinity, or other tensors than the head.
-        """
-        path = folder / self.head_file
-        if not path.is_file():
-            return False
-        wanted = {name: tensor.shape for name, tensor in self.head.state_dict().items()}
-        stored = {name.removeprefix("head."): tensor for name, tensor in read_head(path).items()}
-        if {name: tensor.shape for name, tensor in stored.items()} != wanted:
-            raise ConfigError.of(None, "mismatch", f"{path}: its tensors do not fit the policy in this folder")
-        self.head.load_state_dict(stored)
-        return True
-
-    def save_pretrained(self, folder: str | Path, state_dict: dict[str, Tensor] | None = None) -> None:
-        """Write the policy's folder plus the head."""
-        state = self.state_dict() if state_dict is None else state_dict
-        body = {name.removeprefix("policy."): value for name, value in state.items() if name.startswith("policy.")}
-        self.policy.save_pretrained(folder, state_dict=body)
-        head = {name: value.detach().cpu().contiguous() for name, value in state.items() if name.startswith("head.")}
-        save_file(head, str(Path(folder) / self.head_file))
 
 
 class FeatureCritic(_FeatureModel):
@@ -252,19 +242,23 @@ class FeatureRewardModel(SuccessPredictor, _FeatureModel):
 
 
 def load_feature_critic(policy: Any, folder: Path) -> FeatureCritic:
-    """A critic from a folder whose policy has been loaded; without a stored head it starts at zero."""
+    """The critic of a folder whose policy has been loaded; without a stored head it starts at zero."""
     critic = FeatureCritic(policy)
     critic.load_head(folder)
     return critic
 
 
 def load_feature_reward_model(policy: Any, folder: Path, *, new: bool) -> FeatureRewardModel:
-    """The reward model in a folder whose policy has been loaded, or a new one.
+    """The reward model of a folder whose policy has been loaded, or a new one.
 
     Raises:
-        ConfigError: the folder holds no reward model.
+        ConfigError: the folder has no reward head.
     """
     model = FeatureRewardModel(policy)
     if not new and not model.load_head(folder):
-        raise ConfigError(f"{folder} is not a reward model: {REWARD_HEAD_FILE} is missing there")
+        raise _not_a_reward_model(folder)
     return model
+
+
+def _not_a_reward_model(folder: str | Path) -> ConfigError:
+    return ConfigError(f"{folder} is not a reward model: {REWARD_HEAD_FILE} is missing there")

@@ -32,12 +32,12 @@ _RANGES = {
 
 @dataclass(frozen=True)
 class CompactConfig:
-    """The fields of config.json besides `model_type`, and `flow_asked_scores`, which is of a run.
+    """The fields of config.json besides `model_type`, and `flow_asked_scores`, a setting of the run.
 
     Attributes:
         image_size: side of the square images in pixels.
-        num_images_in_input: N, cameras per observation; each has an encoder of its own.
-        proprio_dim: P, length of the proprio vector; 0: none is read.
+        num_images_in_input: N, cameras per observation, with an encoder each.
+        proprio_dim: P, length of the proprio vector; 0: no proprio.
         action_dim: D, dimensions of an action.
         action_chunk_len: A, actions per decision.
         action_head: "tokens" (a categorical over `n_action_bins` bins per number), "gaussian" or "flow".
@@ -45,10 +45,10 @@ class CompactConfig:
         action_std: standard deviation of the Gaussian head: "learned", "features" or "fixed", as in OpenVLA's.
         action_std_init: its initial value, in units of normalized actions.
         action_normalization: range that is mapped to [-1, 1]: "q99" (q01 to q99) or "bounds" (min to max).
-        channels, kernels, strides: of the convolutions, from the image on.
+        channels, kernels, strides: of the convolutions, first to last.
         width: of the trunk.
-        column_width: d, of the vector for each column.
-        text_width: of the instruction's vector.
+        column_width: d, width of the vector of each column.
+        text_width: width of the instruction's vector.
         text_buckets: rows of the table of hashed words and trigrams.
         flow_method, flow_noise_level, flow_steps, flow_noisy_steps, flow_eval_noise: of the flow head, see
             `FlowSettings`.
@@ -81,7 +81,7 @@ class CompactConfig:
 
     @property
     def columns(self) -> int:
-        """Numbers per decision, and vectors of the network."""
+        """A * D, numbers per decision."""
         return self.action_chunk_len * self.action_dim
 
     @property
@@ -107,7 +107,7 @@ class CompactConfig:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any], where: Path) -> CompactConfig:
-        """Read config.json; unknown entries are ignored, so that later versions may add some.
+        """Read config.json; unknown entries, e.g. of later versions, are ignored.
 
         Raises:
             ConfigError: lists missing entries, wrong types and values out of range.
@@ -119,7 +119,7 @@ class CompactConfig:
         return config
 
     def problems(self) -> list[str]:
-        """Values that no network can have."""
+        """Invalid values."""
         problems = []
         for name, (least, most) in _RANGES.items():
             if not least <= getattr(self, name) <= most:
@@ -127,9 +127,9 @@ class CompactConfig:
         if self.text_width % 4:
             problems.append(f"text_width is {self.text_width}; it must be a multiple of 4")
         choices = {"action_head": HEADS, "action_std": ACTION_STD_KINDS, "action_normalization": ("q99", "bounds")}
-        for name, known in choices.items():
-            if getattr(self, name) not in known:
-                problems.append(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(known)}")
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                problems.append(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}")
         problems += [f"{PREFIX}{name} {text}" for name, text in self.flow.problems()]
         layers = {name: getattr(self, name) for name in ("channels", "kernels", "strides")}
         if len({len(values) for values in layers.values()}) != 1 or not 1 <= len(self.channels) <= _MOST_LAYERS:
@@ -152,12 +152,12 @@ class CompactConfig:
 
 
 def padding(kernel: int, stride: int) -> int:
-    """Of a convolution: none where it cuts the image into patches, otherwise half of what kernel and stride overlap."""
+    """Padding of a convolution: half the overlap of kernels, 0 if they cut the image into patches."""
     return max(0, (kernel - stride + 1) // 2)
 
 
 def layers_for(image_size: int, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Kernels and strides of `count` convolutions that leave maps of about 8 x 8: large steps first, then none."""
+    """Kernels and strides of `count` convolutions that reduce the image to about 8 x 8, large strides first."""
     kernels, strides, side = [], [], image_size
     for index in range(count):
         stride = 4 if side >= 48 else 2 if side >= 12 else 1

@@ -1,4 +1,4 @@
-"""The family of compact policies (`model_type: compact`): checking folders, loading them, and building new ones."""
+"""The family of compact policies (`model_type: compact`): checking and loading folders, building new policies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from rlvla.models.value_models import (
 from rlvla.utils.data_files import check_types, read_json
 from rlvla.utils.errors import ConfigError, Problem
 
-# Settings that each head takes from the command line.
+# Head -> settings of the command line.
 _OF_HEADS = {"tokens": (), "gaussian": ("action_std", "action_std_init"), "flow": FLOW_SETTINGS}
 _OVERRIDES = tuple(name for names in _OF_HEADS.values() for name in names)
 
@@ -53,7 +53,7 @@ class CompactCheckpoint(Checkpoint):
         config: its configuration.
         statistics: content of its dataset_statistics.json.
         unnorm_key: the entry in use.
-        new_std: the standard deviation of the Gaussian head starts anew, from `config`.
+        new_std: reset the standard deviation of the Gaussian head to that of `config`.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class CompactCheckpoint(Checkpoint):
 
     def load_policy(self, config: ActorConfig | None = None, *, value_head: bool = False) -> Policy:
         """See `Checkpoint.load_policy`."""
-        policy: Any = CompactPolicy(self.config, self._statistics, self.unnorm_key, value_head=value_head)
+        policy = CompactPolicy(self.config, self._statistics, self.unnorm_key, value_head=value_head)
         state = load_file(str(self.folder / WEIGHTS_FILE))
         if self._new_std:
             state.pop("action_std.log_std", None)
-        known = policy.state_dict()
-        # Names and shapes were checked; what is missing or left over belongs to the standard deviation.
-        policy.load_state_dict({name: value for name, value in state.items() if name in known}, strict=False)
+        names = policy.state_dict().keys()
+        # Names and shapes were checked; missing and surplus tensors are those of the standard deviation.
+        policy.load_state_dict({name: value for name, value in state.items() if name in names}, strict=False)
         if config is not None and config.freeze_vision_backbone:
             policy.network.cameras.requires_grad_(False)
         return policy
@@ -88,9 +88,7 @@ class CompactCheckpoint(Checkpoint):
         """See `Checkpoint.preparation_differences`."""
         if not isinstance(other, CompactCheckpoint):
             return [f"policies of type {type_of(other.folder)}"]
-        differences = []
-        if self.config.image_size != other.config.image_size:
-            differences.append("image_size")
+        differences = [] if self.config.image_size == other.config.image_size else ["image_size"]
         if self.config.proprio_dim and other.config.proprio_dim:
             mine, theirs = (compact_codec(checkpoint.config, checkpoint.statistics) for checkpoint in (self, other))
             differences += [] if mine.normalizes_proprio_like(theirs) else ["proprio statistics"]
@@ -103,13 +101,14 @@ class CompactCheckpoint(Checkpoint):
     def row_shape(self, instructions: Sequence[str], num_images: int) -> CompactRowShape:
         """See `Checkpoint.row_shape`."""
         encoded = [encode_sentence(sentence, self.config.text_buckets) for sentence in set(instructions)]
-        sentences, words, features = stack_sentences(encoded).shape
-        return CompactRowShape(num_images, words, sentences, features)
+        sentences, length, features = stack_sentences(encoded).shape
+        return CompactRowShape(num_images, length, sentences, features)
 
     def sketch(
         self, row: RowShape, config: ActorConfig, *, scalar_head: bool = False, supervised: bool = False
     ) -> Callable[[], Sketch]:
         """See `Checkpoint.sketch`."""
+        assert isinstance(row, CompactRowShape)
         return partial(CompactSketch, self.config, row, config, scalar_head=scalar_head, supervised=supervised)
 
     @property
@@ -118,14 +117,14 @@ class CompactCheckpoint(Checkpoint):
         return self._statistics[self.unnorm_key]
 
     def option_problems(self, config: ActorConfig) -> list[Problem]:
-        """See `Checkpoint.option_problems`; the whole network is smaller than the adapters of a large one."""
+        """See `Checkpoint.option_problems`."""
         return compact_option_problems(config)
 
     def begin_supervised(self, policy: Policy, *, mean_alone: bool) -> None:
         """See `Checkpoint.begin_supervised`."""
-        network: Any = policy
+        assert isinstance(policy, CompactPolicy)
         if mean_alone:
-            network.freeze_action_std()
+            policy.freeze_action_std()
 
 
 def compact_option_problems(config: ActorConfig) -> list[Problem]:
@@ -152,9 +151,9 @@ class CompactFamily(PolicyFamily):
     ) -> CompactCheckpoint:
         """See `PolicyFamily.check`."""
         config = CompactConfig.from_json(read_json(folder / CONFIG_FILE), folder / CONFIG_FILE)
-        given = {name: overrides[name] for name in (*_OVERRIDES, ASKED_SCORES) if name in overrides}
-        config = replace(config, **given)
-        problems = [Problem(next(iter(given), None), "out_of_range", f"{folder}: {text}") for text in config.problems()]
+        changes = {name: overrides[name] for name in (*_OVERRIDES, ASKED_SCORES) if name in overrides}
+        config, flag = replace(config, **changes), next(iter(changes), None)
+        problems = [Problem(flag, "out_of_range", f"{folder}: {text}") for text in config.problems()]
         if problems:
             raise ConfigError(problems)
         statistics, key = {}, ""
@@ -186,36 +185,30 @@ class CompactFamily(PolicyFamily):
 
     def overrides(self, folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
         """See `PolicyFamily.overrides`: the standard deviation of a Gaussian head and the settings of a flow."""
-        head = read_json(folder / CONFIG_FILE).get("action_head")
-        names = _OF_HEADS.get(head, ())
-        given = {name: settings.get(name) for name in names if settings.get(name) is not None}
-        super().overrides(folder, {name: settings.get(name) for name in SETTINGS if name not in given})
-        asked = settings.get(ASKED_SCORES)
-        return given | ({ASKED_SCORES: asked} if head == "flow" and asked else {})
+        head = str(read_json(folder / CONFIG_FILE).get("action_head"))
+        changes = {name: settings[name] for name in _OF_HEADS.get(head, ()) if settings.get(name) is not None}
+        super().overrides(folder, {name: settings.get(name) for name in SETTINGS if name not in changes})
+        scores = settings.get(ASKED_SCORES)
+        return changes | ({ASKED_SCORES: scores} if head == "flow" and scores else {})
 
 
 def _check_weights(path: Path, config: CompactConfig, overrides: Mapping[str, Any]) -> None:
-    """Check names, shapes and values of the tensors, and heads beside them; ConfigError lists what is wrong."""
-    wanted, stored = _shapes(config), read_tensors(path)
+    """Check the tensors and the heads next to them; ConfigError lists all problems."""
+    with torch.device("meta"):
+        state = CompactPolicy(config, {"": {}}, "").state_dict()
+    expected, stored = {name: tuple(tensor.shape) for name, tensor in state.items()}, read_tensors(path)
     # Flags may change what the standard deviation depends on, and reset its value.
     changed = {name for name in _OVERRIDES if name in overrides}
     free = {"action_std.log_std"} if "action_std_init" in changed else set()
     if changed:
-        changing = ("action_std.", "velocity_network.std.")
-        free |= {name for name in wanted.keys() ^ stored.keys() if name.startswith(changing)}
-    wanted = {name: shape for name, shape in wanted.items() if name not in free}
+        prefixes = ("action_std.", "velocity_network.std.")
+        free |= {name for name in expected.keys() ^ stored.keys() if name.startswith(prefixes)}
+    expected = {name: shape for name, shape in expected.items() if name not in free}
     stored = {name: tensor for name, tensor in stored.items() if name not in free}
-    texts = tensor_problems(stored, wanted, MODEL_TYPE)
-    found = [Problem(None, "invalid_file", f"{path}: {text}") for text in texts]
-    found += stored_head_problems(path.parent)
-    if found:
-        raise ConfigError(found)
-
-
-def _shapes(config: CompactConfig) -> dict[str, tuple[int, ...]]:
-    with torch.device("meta"):
-        policy = CompactPolicy(config, {"": {}}, "")
-    return {name: tuple(tensor.shape) for name, tensor in policy.state_dict().items()}
+    texts = tensor_problems(stored, expected, MODEL_TYPE)
+    problems = [Problem(None, "invalid_file", f"{path}: {text}") for text in texts] + stored_head_problems(path.parent)
+    if problems:
+        raise ConfigError(problems)
 
 
 def build_compact(

@@ -1,4 +1,4 @@
-"""The network: an encoder per camera, modulated by the instruction, and a trunk with one vector per column."""
+"""Networks of the compact policy: camera encoders with FiLM, the trunk, and the velocity of the flow head."""
 
 from __future__ import annotations
 
@@ -31,14 +31,13 @@ class FiLM(nn.Module):
 
 
 class CameraEncoder(nn.Module):
-    """Convolutions with FiLM; then where each channel is active (a spatial softmax), and how much.
+    """Convolutions with FiLM, then the position (spatial softmax) and mean activation of each channel.
 
     Positions instead of whole maps (Finn et al. 2016, arXiv 1509.06113) learn from far fewer demonstrations; see
     docs/does_it_learn.md.
-
-    Args:
-        config: sizes.
     """
+
+    positions: Tensor
 
     def __init__(self, config: CompactConfig):
         super().__init__()
@@ -57,7 +56,7 @@ class CameraEncoder(nn.Module):
         self.features = 3 * before
 
     def forward(self, images: Tensor, condition: Tensor) -> Tensor:
-        """[B, 3, H, W] images and [B, text] condition -> [B, 3 C]: x and y of each channel, then its mean."""
+        """[B, 3, H, W] images and [B, text] condition -> [B, 3 C]: x and y of each channel, then the means."""
         maps = self.convs[0](images) + self.coordinates
         for conv, film in zip(list(self.convs)[1:], self.films):
             maps = film(conv(torch.relu(maps)), condition)
@@ -73,34 +72,22 @@ def _positions(side: int) -> Tensor:
     return torch.stack([x.flatten(), y.flatten()], 1)
 
 
-def _coordinate_features(channels: int, side: int) -> Tensor:
-    """[C, side, side]: a random linear function of the position in [-1, 1] per channel, as if x and y were channels."""
-    return (0.3 * torch.randn(channels, 2) @ _positions(side).T).unflatten(1, (side, side))
-
-
 class CompactNetwork(nn.Module):
-    """Observations to one vector per column of a decision.
-
-    Args:
-        config: sizes.
-    """
+    """Observations to one vector per column of a decision."""
 
     def __init__(self, config: CompactConfig):
         super().__init__()
         self.config = config
         self.text = TextEncoder(config.text_buckets, config.text_width)
-        self.cameras = nn.ModuleList([CameraEncoder(config) for _ in range(config.num_images_in_input)])
-        seen = sum(camera.features for camera in self.cameras)
-        self.join = nn.Linear(seen + config.text_width + config.proprio_dim, config.width)
+        cameras = [CameraEncoder(config) for _ in range(config.num_images_in_input)]
+        self.cameras = nn.ModuleList(cameras)
+        features = sum(camera.features for camera in cameras)
+        self.join = nn.Linear(features + config.text_width + config.proprio_dim, config.width)
         self.norm = nn.LayerNorm(config.width)
         self.block = nn.Sequential(
             nn.Linear(config.width, 2 * config.width), nn.ReLU(), nn.Linear(2 * config.width, config.width)
         )
         self.columns = nn.Linear(config.width, config.columns * config.column_width)
-
-    def initialize(self) -> None:
-        """Random weights from the global generator."""
-        initialize_weights(self)
 
     def forward(self, images: Tensor, proprio: Tensor | None, sentences: Sentences) -> Tensor:
         """[B, K, column_width].
@@ -113,14 +100,14 @@ class CompactNetwork(nn.Module):
         weight = self.join.weight
         text = self.text(sentences.features)[sentences.rows]
         pixels = images.float().mul_(1 / 127.5).sub_(1.0).to(weight.dtype)
-        parts = [
+        features = [
             camera(pixels[:, index].permute(0, 3, 1, 2), text) for index, camera in enumerate(self.cameras)
         ]  # the permuted view is in channels-last order already
-        parts.append(text)
+        features.append(text)
         if self.config.proprio_dim:
             assert proprio is not None
-            parts.append(proprio.to(weight.dtype))
-        hidden = torch.relu(self.norm(self.join(torch.cat(parts, 1))))
+            features.append(proprio.to(weight.dtype))
+        hidden = torch.relu(self.norm(self.join(torch.cat(features, 1))))
         hidden = hidden + self.block(hidden)
         return torch.relu(self.columns(hidden)).unflatten(1, (self.config.columns, -1))
 
@@ -130,13 +117,17 @@ def initialize_weights(network: nn.Module) -> None:
     """Random weights from the global generator for all encoders and layers of a network."""
     for module in network.modules():
         if isinstance(module, CameraEncoder):
-            module.coordinates.copy_(_coordinate_features(*module.coordinates.shape[:2]))
+            # A random linear function of the position in [-1, 1] per channel, as if x and y were channels.
+            channels, side = module.coordinates.shape[:2]
+            slopes = 0.3 * torch.randn(channels, 2)
+            module.coordinates.copy_((slopes @ _positions(side).T).unflatten(1, (side, side)))
         elif isinstance(module, FiLM):
             nn.init.normal_(module.project.weight, std=0.5 / math.sqrt(module.project.in_features))
             nn.init.zeros_(module.project.bias)
         elif isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-            nn.init.zeros_(module.bias)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Linear | nn.LayerNorm | nn.Embedding):
             module.reset_parameters()
 
@@ -147,11 +138,9 @@ _BLOCKS = 2
 
 
 class VelocityNetwork(nn.Module):
-    """Velocity and standard deviation of a noisy chunk; the condition is computed once per decision.
+    """Velocity and standard deviation of a noisy chunk; the condition is computed once per decision."""
 
-    Args:
-        config: sizes.
-    """
+    frequencies: Tensor
 
     def __init__(self, config: CompactConfig):
         super().__init__()
@@ -173,7 +162,7 @@ class VelocityNetwork(nn.Module):
         self.register_buffer("frequencies", frequencies, persistent=False)
 
     def initialize(self) -> None:
-        """Random weights from the global generator; velocity and standard deviation do not depend on anything yet."""
+        """Random weights from the global generator; velocity and standard deviation are constant at first."""
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.LayerNorm):
                 module.reset_parameters()

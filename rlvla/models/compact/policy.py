@@ -1,4 +1,4 @@
-"""The policy: a `CompactNetwork` with an action head."""
+"""The compact policy: a `CompactNetwork` with an action head."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlvla.models.action_heads import (
 )
 from rlvla.models.codec import StatisticsCodec
 from rlvla.models.compact.config import CompactConfig
-from rlvla.models.compact.network import CompactNetwork, VelocityNetwork
+from rlvla.models.compact.network import CompactNetwork, VelocityNetwork, initialize_weights
 from rlvla.models.compact.text import SentenceCache, Sentences, words_of
 from rlvla.models.dataset_statistics import STATISTICS_FILE
 from rlvla.models.families import CONFIG_FILE
@@ -70,23 +70,14 @@ def compact_codec(config: CompactConfig, statistics: Mapping[str, Any]) -> Stati
 
 
 def compact_row_tokens(config: CompactConfig, instructions: Sequence[str], num_images: int) -> list[int]:
-    """Size of each row: positions of the maps of all convolutions and images, and words.
-
-    Sentences are padded to the longest one in the batch, so all rows have that number of words.
-    """
+    """Cost of each row: positions of all convolutions' maps, and words, padded to the longest sentence."""
     positions = num_images * sum(side**2 for side in config.map_sides())
     longest = max((len(words_of(sentence)) for sentence in set(instructions)), default=0)
     return [positions + longest] * len(instructions)
 
 
-def _head_of(config: CompactConfig, codec: StatisticsCodec) -> ActionHead:
-    if config.is_flow:
-        return FlowHead(codec, config.flow, (config.action_chunk_len, config.action_dim))
-    return GaussianHead(codec) if config.is_gaussian else TokenHead(codec)
-
-
 class CompactPolicy(NetworkPolicy):
-    """A policy that learns from scratch.
+    """A small policy for learning from scratch.
 
     Args:
         config: sizes and conventions.
@@ -95,16 +86,23 @@ class CompactPolicy(NetworkPolicy):
         value_head: add a linear value head on the vectors of the columns.
     """
 
+    read_out_layer: nn.Linear | None
+    velocity_network: VelocityNetwork | None
+    action_std: ActionStd | None
+
     def __init__(
         self, config: CompactConfig, statistics: Mapping[str, Any], unnorm_key: str, *, value_head: bool = False
     ):
-        codec = compact_codec(config, statistics[unnorm_key])
-        super().__init__(compact_spec(config), codec, _head_of(config, codec))
+        codec, head = compact_codec(config, statistics[unnorm_key]), ActionHead()
+        if config.is_flow:
+            head = FlowHead(codec, config.flow, (config.action_chunk_len, config.action_dim))
+        else:
+            head = GaussianHead(codec) if config.is_gaussian else TokenHead(codec)
+        super().__init__(compact_spec(config), codec, head)
         self.config, self._statistics = config, dict(statistics)
         self._sentences = SentenceCache(config.text_buckets)
         self.network = CompactNetwork(config)
-        self.read_out_layer: nn.Module | None = None
-        self.velocity_network = self.action_std = None
+        self.read_out_layer = self.velocity_network = self.action_std = None
         if config.is_flow:
             self.velocity_network = VelocityNetwork(config)
         elif config.is_gaussian:
@@ -118,40 +116,39 @@ class CompactPolicy(NetworkPolicy):
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
-        """Random weights; neighboring bins start out alike, Gaussian means near 0."""
+        """Random weights; neighboring bins start with similar logits, Gaussian means near 0."""
+        output = self.read_out_layer
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.network.initialize()
+            initialize_weights(self.network)
             if self.velocity_network is not None:
                 self.velocity_network.initialize()
+            if output is None:
                 return
-            self.read_out_layer.reset_parameters()
-        self.read_out_layer.bias.zero_()
+            output.reset_parameters()
+        output.bias.zero_()
         if self.config.is_gaussian:
-            self.read_out_layer.weight.mul_(0.1)
+            output.weight.mul_(0.1)
         else:
             generator = torch.Generator().manual_seed(seed)
-            rows = smooth_action_rows(self.config.n_action_bins, self.config.column_width, generator)
-            self.read_out_layer.weight.copy_(rows)
+            output.weight.copy_(smooth_action_rows(self.config.n_action_bins, self.config.column_width, generator))
 
     def read_out(self, hidden: Tensor) -> Any:
-        """[B, K, d] -> what the head reads.
-
-        Logits [B, K, bins]; mean [B, A, D] and log of the standard deviation; or the condition of `velocity`.
-        """
+        """[B, K, d] -> logits [B, K, bins]; mean [B, A, D] and log std; or the condition of `velocity`."""
         if self.velocity_network is not None:
             return self.velocity_network.condition(hidden.flatten(1))
+        assert self.read_out_layer is not None
         outputs = self.read_out_layer(hidden)
         if self.action_std is None:
             return outputs
         return outputs.view(len(hidden), *self.spec.noise_shape), self.action_std(hidden)
 
     def summary(self, hidden: Tensor) -> Tensor:
-        """What the velocity depends on, see `NetworkPolicy.summary`."""
+        """The condition of the velocity, see `NetworkPolicy.summary`."""
         return self.read_out(hidden).float()
 
     def velocity(self, condition: Tensor, x: Tensor, t: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Of the flow head, see `VelocityModel`."""
+        """See `VelocityModel`."""
         assert self.velocity_network is not None
         return self.velocity_network(condition, x, t)
 
@@ -164,7 +161,7 @@ class CompactPolicy(NetworkPolicy):
     def hidden(
         self, trace: dict[str, Tensor], *, images: Tensor, proprio: Tensor | None, sentences: Sentences
     ) -> Tensor:
-        """The vectors of the columns, see `CompactNetwork.forward`."""
+        """See `CompactNetwork.forward`."""
         return self.network(images, proprio, sentences)
 
     def freeze_read_out(self) -> None:
@@ -189,7 +186,7 @@ class CompactPolicy(NetworkPolicy):
         return total
 
     def adapters_disabled(self) -> AbstractContextManager[None]:
-        """There are none."""
+        """Not supported: there are no adapters."""
         raise ValueError("compact policies have no adapters")
 
     def freeze_action_std(self) -> None:

@@ -39,7 +39,7 @@ class CompactSketch:
         row: size of one decision.
         actor: memory options.
         scalar_head: add the scalar head of a critic or reward model, and freeze the output layer.
-        supervised: decisions are demonstrated, too, for which a flow is evaluated `PAIRS` times.
+        supervised: train on demonstrations, too, for which a flow is evaluated `PAIRS` times.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class CompactSketch:
             evaluations = self._policy.config.flow.evaluations
             return self._velocity(hidden, max(PAIRS * self._supervised, evaluations)).mean()
         distribution = self._policy._head.distribution(self._policy, hidden, 1.0)
-        config, name = self._policy.config, "actions" if self._policy.config.is_gaussian else "tokens"
-        decided = torch.zeros(rows, *self._policy.spec.noise_shape, dtype=None if config.is_gaussian else torch.long)
-        quantities = select(distribution, ("log_probs", "entropy"), {name: decided})
+        name, dtype = ("actions", None) if self._policy.config.is_gaussian else ("tokens", torch.long)
+        actions = torch.zeros(rows, *self._policy.spec.noise_shape, dtype=dtype)
+        quantities = select(distribution, ("log_probs", "entropy"), {name: actions})
         return (quantities["log_probs"] + quantities["entropy"]).mean()
 
     @torch.no_grad()
@@ -84,7 +84,7 @@ class CompactSketch:
         distribution.sample(torch.zeros(rows, *self._policy.spec.noise_shape, dtype=torch.float64))
 
     def _velocity(self, hidden: Tensor, evaluations: int) -> Tensor:
-        """Of the flow head, evaluated several times per row."""
+        """Output of the flow head, evaluated several times per row."""
         config, policy = self._policy.config, self._policy
         x = torch.zeros(len(hidden), evaluations, config.action_chunk_len, config.action_dim)
         output = policy.velocity(policy.read_out(hidden), x, torch.zeros(len(hidden), evaluations))
@@ -94,5 +94,5 @@ class CompactSketch:
         config, row = self._policy.config, self._row
         images = torch.zeros(rows, row.num_images, config.image_size, config.image_size, 3, dtype=torch.uint8)
         proprio = torch.zeros(rows, config.proprio_dim) if config.proprio_dim else None
-        words = torch.ones(min(rows, row.sentences), row.prompt_tokens, row.word_features, dtype=torch.long)
-        return self._policy.network(images, proprio, Sentences(words, torch.zeros(rows, dtype=torch.long)))
+        features = torch.ones(min(rows, row.sentences), row.prompt_tokens, row.word_features, dtype=torch.long)
+        return self._policy.network(images, proprio, Sentences(features, torch.zeros(rows, dtype=torch.long)))

@@ -1,4 +1,4 @@
-"""Instructions of any wording as vectors: words hashed with their trigrams, and attention over them."""
+"""Instruction encoder: embeddings of hashed words and trigrams, and attention."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-MAX_WORDS = 64  # of an instruction; the rest is not read
+MAX_WORDS = 64  # of an instruction; the rest is ignored
 _MAX_FEATURES = 24  # of a word
 _MAX_SENTENCES = 4096  # in a cache; cheap to encode again
-# Words without underscores; a Chinese or Japanese character is a word of its own.
+# Words without underscores; a Chinese or Japanese character is one word.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W_\u3040-\u30ff\u3400-\u9fff]+")
 
 
@@ -34,17 +34,17 @@ class Sentences:
 
 
 def word_features(word: str, buckets: int) -> list[int]:
-    """Rows 1 to `buckets` - 1 of the embedding table for a word: its own, then those of its trigrams.
+    """Rows of the embedding table, in 1..`buckets` - 1, for a word and its trigrams.
 
-    Related words ("push", "pushing") share trigrams, so unseen forms of known words are not unknown.
+    Related words ("push", "pushing") share trigrams, so new forms of training words have trained embeddings.
     """
     padded = f"<{word}>"
-    parts = [padded, *(padded[i : i + 3] for i in range(len(padded) - 2))]
-    return [1 + zlib.crc32(part.encode()) % (buckets - 1) for part in parts[:_MAX_FEATURES]]
+    strings = [padded, *(padded[i : i + 3] for i in range(len(padded) - 2))]
+    return [1 + zlib.crc32(string.encode()) % (buckets - 1) for string in strings[:_MAX_FEATURES]]
 
 
 def words_of(sentence: str) -> list[str]:
-    """The words that are read, at least one; upper case and punctuation do not count."""
+    """The lower-case words of a sentence, without punctuation; at least one, at most `MAX_WORDS`."""
     return _WORD.findall(sentence.lower())[:MAX_WORDS] or [""]
 
 
@@ -56,19 +56,15 @@ def encode_sentence(sentence: str, buckets: int) -> Tensor:
 
 def stack_sentences(encoded: Sequence[Tensor]) -> Tensor:
     """`Sentences.features` [T, W, F] of encoded sentences."""
-    words, width = (max(features.shape[axis] for features in encoded) for axis in (0, 1))
-    table = torch.zeros(len(encoded), words, width, dtype=torch.long)
+    length, width = (max(features.shape[axis] for features in encoded) for axis in (0, 1))
+    table = torch.zeros(len(encoded), length, width, dtype=torch.long)
     for row, features in zip(table, encoded):
         row[: len(features), : features.shape[1]] = features
     return table
 
 
 class SentenceCache:
-    """Encodes each sentence once, and keeps the table of the last combination.
-
-    Args:
-        buckets: rows of the embedding table.
-    """
+    """Cache of encoded sentences, and of the table of the last batch; `buckets`: rows of the embedding table."""
 
     def __init__(self, buckets: int):
         self._buckets = buckets
@@ -94,12 +90,12 @@ class SentenceCache:
 
 
 class TextEncoder(nn.Module):
-    """A sentence as a vector, from the embeddings of its words and one block of attention.
+    """A sentence to a vector: embeddings of its words and one attention block.
 
     Args:
         buckets: rows of the embedding table.
         width: of embeddings and result; a multiple of `heads`.
-        heads: of the attention.
+        heads: attention heads.
     """
 
     def __init__(self, buckets: int, width: int, heads: int = 2):
@@ -112,24 +108,24 @@ class TextEncoder(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """[T, W, F] features -> [T, width]."""
-        known = features > 0
-        counts = known.sum(-1, keepdim=True).clamp(min=1)
-        words = self.embedding(features).sum(-2)
-        words = words / counts.to(words.dtype).sqrt()
-        real = known.any(-1)  # [T, W]
-        words = words + _positions(words.shape[1], words.shape[2], words)
+        present = features > 0
+        counts = present.sum(-1, keepdim=True).clamp(min=1)
+        hidden = self.embedding(features).sum(-2)
+        hidden = hidden / counts.to(hidden.dtype).sqrt()
+        real = present.any(-1)  # [T, W]
+        hidden = hidden + _positions(hidden.shape[1], hidden.shape[2], hidden)
         query, key, value = (
             part.unflatten(-1, (self._heads, -1)).transpose(1, 2)
-            for part in self.qkv(self.attention_norm(words)).chunk(3, -1)
+            for part in self.qkv(self.attention_norm(hidden)).chunk(3, -1)
         )
         mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=real[:, None, None, :])
-        words = words + self.out(mixed.transpose(1, 2).flatten(2))
-        words = words + self.mlp(self.norm(words))
-        return (words * real.unsqueeze(-1)).sum(1) / real.sum(1, keepdim=True).to(words.dtype).sqrt()
+        hidden = hidden + self.out(mixed.transpose(1, 2).flatten(2))
+        hidden = hidden + self.mlp(self.norm(hidden))
+        return (hidden * real.unsqueeze(-1)).sum(1) / real.sum(1, keepdim=True).to(hidden.dtype).sqrt()
 
 
 def _positions(length: int, width: int, like: Tensor) -> Tensor:
-    """Sines and cosines [length, width] (Vaswani et al. 2017)."""
+    """Sine-cosine position embeddings [length, width] (Vaswani et al. 2017)."""
     rates = torch.exp(torch.arange(0, width, 2) * (-math.log(1e3) / width))
     angles = torch.arange(length)[:, None] * rates
     return 0.3 * torch.cat([angles.sin(), angles.cos()], -1)[:, :width].to(like)

@@ -19,7 +19,7 @@ from rlvla.algorithms.flow import (
     sample_ode,
     target_velocity,
 )
-from rlvla.models.action_heads import CORRECT_WITHIN, MISSING_OF_DENSITIES
+from rlvla.models.action_heads import CORRECT_WITHIN, MISSING_OF_DENSITIES, ActionHead
 from rlvla.models.flow.distribution import FlowDistribution, noise_width
 from rlvla.models.flow.matching import FlowMatching, matching_noise_width
 from rlvla.models.flow.settings import FlowSettings
@@ -94,7 +94,7 @@ def flow_spec(
     }
 
 
-class FlowHead:
+class FlowHead(ActionHead):
     """Actions from a chain of denoising steps, or with the method `ode` from a path without noise.
 
     Args:

@@ -236,11 +236,10 @@ def weight_files(folder: Path) -> list[Path]:
             raise ConfigError.of(None, "invalid_file", f"{folder / INDEX_FILE}: {error}") from None
         absent = [path.name for path in paths if not path.is_file()]
         if absent or not paths:
-            names = ", ".join(absent) or "every shard"
             lost = sum(name in absent for name in weight_map.values())
             raise ConfigError(
-                f"{folder}: {names} is missing, although {INDEX_FILE} names it ({lost} tensors); copy the checkpoint "
-                "again"
+                f"{folder}: {', '.join(absent) or 'every shard'} is missing, although {INDEX_FILE} names it "
+                f"({lost} tensors); copy the checkpoint again"
             )
         return paths
     single = _single_files(folder)

@@ -1,4 +1,4 @@
-"""Configuration of an OpenVLA checkpoint: the public `config.json` plus explicit platform constants."""
+"""Configuration of an OpenVLA checkpoint: the public `config.json` plus platform constants."""
 
 from __future__ import annotations
 
@@ -34,16 +34,8 @@ def _without_code(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in _NAMING_CODE}
 
 
-def _llama(settings: dict[str, Any]) -> LlamaConfig:
-    try:
-        return LlamaConfig(**_without_code(settings))
-    except Exception as error:  # the validation of transformers has errors of its own
-        why = " ".join(str(error).split())
-        raise ConfigError.of(None, "invalid_file", f"text_config of config.json cannot be used ({why})") from error
-
-
 class OpenVLAConfig(PretrainedConfig):
-    """Shape of an OpenVLA model and the constants of the platform it acts on.
+    """Architecture and platform constants of an OpenVLA model.
 
     Keys of public checkpoints keep their names and meanings. Public files lack the platform constants (action chunk,
     action dimensions, images, proprio). By default the chunk is LIBERO's 8 x 7 (1 x 7 for the autoregressive variant),
@@ -120,7 +112,13 @@ class OpenVLAConfig(PretrainedConfig):
     ):
         if text_config is None:
             text_config = {"vocab_size": 32064, "pad_token_id": pad_token_id}
-        self.text_config = text_config if isinstance(text_config, LlamaConfig) else _llama(text_config)
+        if not isinstance(text_config, LlamaConfig):
+            try:
+                text_config = LlamaConfig(**_without_code(text_config))
+            except Exception as error:  # transformers raises its own validation errors
+                text = f"text_config of config.json cannot be used ({' '.join(str(error).split())})"
+                raise ConfigError.of(None, "invalid_file", text) from error
+        self.text_config = text_config
         self.timm_model_ids = list(timm_model_ids or PUBLIC_TIMM_MODEL_IDS)
         self.image_sizes = list(image_sizes or [224, 224])
         self.timm_model_kwargs = timm_model_kwargs
@@ -154,7 +152,7 @@ class OpenVLAConfig(PretrainedConfig):
                 f"action_std and action_std_init belong to model_variant {REGRESSION}, not to {self.model_variant}; "
                 "leave them out"
             )
-        super().__init__(pad_token_id=pad_token_id, **_without_code(kwargs))
+        super().__init__(**{"pad_token_id": pad_token_id, **_without_code(kwargs)})
         problems = self.problems()
         if problems:
             raise ConfigError(problems)
@@ -163,6 +161,11 @@ class OpenVLAConfig(PretrainedConfig):
     def base_vocab_size(self) -> int:
         """Vocabulary size of the tokenizer, without padding rows; the last `n_action_bins` ids are action tokens."""
         return self.text_config.vocab_size - self.pad_to_multiple_of
+
+    @property
+    def proprio_width(self) -> int:
+        """P; 0 if proprio is not read."""
+        return (self.proprio_dim or 0) if self.use_proprio else 0
 
     @property
     def num_action_tokens(self) -> int:
@@ -207,10 +210,8 @@ class OpenVLAConfig(PretrainedConfig):
         elif len(self.image_sizes) != 2 or len(set(self.image_sizes)) != 1:
             problems.append(f"image_sizes is {self.image_sizes}; give two equal sizes, one per tower")
         else:
-            for name, value in (
-                ("timm_model_kwargs", self.timm_model_kwargs),
-                ("timm_override_act_layers", self.timm_override_act_layers),
-            ):
+            for name in ("timm_model_kwargs", "timm_override_act_layers"):
+                value = getattr(self, name)
                 if value is not None and len(value) != 2:
                     problems.append(f"{name} has {len(value)} entries; give one per tower")
         if not problems:
@@ -221,7 +222,7 @@ class OpenVLAConfig(PretrainedConfig):
                         f"the towers give {first.num_patches} and {second.num_patches} patches; make them equal"
                     )
             except ConfigError as error:
-                problems.extend(error.problems)
+                problems += map(str, error.problems)
         return problems
 
     def _platform_problems(self) -> list[str]:
@@ -233,8 +234,13 @@ class OpenVLAConfig(PretrainedConfig):
                 f"action_chunk_len is {self.action_chunk_len}, but the autoregressive variant predicts one action; "
                 "leave it out, or say model_variant oft"
             )
-        if self.has_regression_head:
-            problems += self._std_problems()
+        if self.has_regression_head and self.action_std not in ACTION_STD_KINDS:
+            problems.append(f"action_std {self.action_std!r} is unknown; use one of {list(ACTION_STD_KINDS)}")
+        if self.has_regression_head and not MIN_STD <= self.action_std_init <= MAX_STD:
+            problems.append(
+                f"action_std_init is {self.action_std_init}; give the standard deviation of actions in [-1, 1], "
+                f"{MIN_STD} to {MAX_STD}"
+            )
         if "fused-gelu-mlp" not in self.arch_specifier:
             problems.append(
                 f"arch_specifier {self.arch_specifier!r} is unknown; only 'no-align+fused-gelu-mlp' is supported"
@@ -261,15 +267,4 @@ class OpenVLAConfig(PretrainedConfig):
         ):
             if getattr(self, name) not in allowed:
                 problems.append(f"{name} {getattr(self, name)!r} is unknown; use one of {list(allowed)}")
-        return problems
-
-    def _std_problems(self) -> list[str]:
-        problems = []
-        if self.action_std not in ACTION_STD_KINDS:
-            problems.append(f"action_std {self.action_std!r} is unknown; use one of {list(ACTION_STD_KINDS)}")
-        if not MIN_STD <= self.action_std_init <= MAX_STD:
-            problems.append(
-                f"action_std_init is {self.action_std_init}; give the standard deviation of actions in [-1, 1], "
-                f"{MIN_STD} to {MAX_STD}"
-            )
         return problems

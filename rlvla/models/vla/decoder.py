@@ -1,20 +1,20 @@
-"""The Llama decoder: Hugging Face's modules and tensor names with a custom, leaner forward pass.
+"""The Llama decoder: modules and tensor names of `LlamaForCausalLM` with a custom forward pass, and attention kernels.
 
-The modules are those of `LlamaForCausalLM`, so checkpoints, LoRA and ZeRO see what they expect. The loop over the
-layers is written here because the last layer needs queries, MLP and norm only at the positions whose output is read,
-and because the cache for autoregressive decoding batches prompts of different lengths.
+The last layer computes queries, MLP and norm only at the positions whose output is read, and the cache for
+autoregressive decoding batches prompts of different lengths.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer
 
 from rlvla.utils.errors import ConfigError
 
@@ -66,10 +66,10 @@ def rope_settings(config: LlamaConfig) -> tuple[float, str]:
 
 
 def rotary_tables(config: LlamaConfig, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosine and signed sine [length, head_dim] for positions 0 to length - 1.
+    """Cosine and signed sine [length, head_dim] for positions 0 to length - 1; angles are computed in float32.
 
     The first half of the sine is negated, so that the rotation is `x * cos + swap_halves(x) * sin` (RoFormer,
-    arXiv 2104.09864, in Llama's half-split layout). Angles are computed in float32 for any `dtype`.
+    arXiv 2104.09864, in Llama's half-split layout).
     """
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
@@ -107,7 +107,7 @@ class LayerCache:
 
 
 def decoder_layer(
-    layer: nn.Module,
+    layer: LlamaDecoderLayer,
     hidden: Tensor,
     cos: Tensor,
     sin: Tensor,
@@ -118,7 +118,7 @@ def decoder_layer(
     """One Llama layer over whole sequences.
 
     Args:
-        layer: a `LlamaDecoderLayer`.
+        layer: the layer.
         hidden: [B, S, d].
         cos: [S, head_dim].
         sin: [S, head_dim], signed as in `rotary_tables`.
@@ -140,7 +140,13 @@ def decoder_layer(
 
 
 def decoder_step(
-    layer: nn.Module, hidden: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, cache: LayerCache, kernel: str
+    layer: LlamaDecoderLayer,
+    hidden: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    cache: LayerCache,
+    kernel: str,
 ) -> Tensor:
     """One Llama layer for one more token of each sequence: hidden [B, 1, d] at `positions` [B, 1] -> [B, 1, d]."""
     normed = layer.input_layernorm(hidden)
@@ -150,7 +156,7 @@ def decoder_step(
     return _attend_and_feed(layer, hidden, normed, (cos, sin), key, value, attention, positions)
 
 
-def _keys_and_values(attention: nn.Module, normed: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def _keys_and_values(attention: LlamaAttention, normed: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     batch, length, _ = normed.shape
     key = attention.k_proj(normed).view(batch, length, -1, attention.head_dim).transpose(1, 2)
     value = attention.v_proj(normed).view(batch, length, -1, attention.head_dim).transpose(1, 2)
@@ -158,7 +164,7 @@ def _keys_and_values(attention: nn.Module, normed: Tensor, cos: Tensor, sin: Ten
 
 
 def _attend_and_feed(
-    layer: nn.Module,
+    layer: LlamaDecoderLayer,
     hidden: Tensor,
     normed: Tensor,
     rotary: tuple[Tensor, Tensor],
@@ -194,7 +200,7 @@ def take_positions(hidden: Tensor, positions: Tensor | slice) -> Tensor:
 
 
 def decode(
-    language_model: nn.Module,
+    language_model: LlamaForCausalLM,
     embeddings: Tensor,
     attention: Attention,
     read: Tensor | slice,
@@ -214,17 +220,16 @@ def decode(
         recompute: drop activations and recompute them in the backward pass (gradient checkpointing).
         caches: one per layer, to continue with `decode_next`.
     """
-    decoder = language_model.model
-    hidden = embeddings
-    last = len(decoder.layers) - 1
-    for i, layer in enumerate(decoder.layers):
-        arguments = (layer, hidden, *rotary, attention, read if i == last else None, caches[i] if caches else None)
+    layers, hidden = _layers(language_model), embeddings
+    for i, layer in enumerate(layers):
+        positions, cache = read if i == len(layers) - 1 else None, caches[i] if caches else None
+        arguments = (layer, hidden, *rotary, attention, positions, cache)
         hidden = checkpoint(decoder_layer, *arguments, use_reentrant=False) if recompute else decoder_layer(*arguments)
-    return decoder.norm(hidden)
+    return language_model.model.norm(hidden)
 
 
 def decode_next(
-    language_model: nn.Module,
+    language_model: LlamaForCausalLM,
     embeddings: Tensor,
     positions: Tensor,
     rotary: tuple[Tensor, Tensor],
@@ -242,9 +247,13 @@ def decode_next(
         kernel: attention implementation.
     """
     hidden = embeddings
-    for layer, cache in zip(language_model.model.layers, caches):
+    for layer, cache in zip(_layers(language_model), caches):
         hidden = decoder_step(layer, hidden, *rotary, positions, cache, kernel)
     return language_model.model.norm(hidden)
+
+
+def _layers(language_model: LlamaForCausalLM) -> list[LlamaDecoderLayer]:
+    return cast("list[LlamaDecoderLayer]", list(language_model.model.layers))
 
 
 @dataclass(frozen=True)
@@ -252,7 +261,7 @@ class Attention:
     """Attention over a batch of sequences padded at the end.
 
     Attributes:
-        causal: each position attends to itself and earlier ones; otherwise all real positions attend to each other.
+        causal: each position attends to itself and earlier ones; else to all real positions.
         lengths: [B] number of real positions in each sequence; None if none is padded.
         implementation: "sdpa" (torch) or "flash_attention_2" (the flash-attn package, GPUs only).
     """
@@ -281,9 +290,10 @@ class Attention:
         """Bool, broadcast to [B, heads, R, S]; True where a query may attend to a position."""
         positions = torch.arange(key.shape[2], device=key.device)
         if self.causal:
-            reading = positions[read] if isinstance(read, slice) else read
-            allowed = positions <= reading[..., None]
-            return allowed if isinstance(read, slice) else allowed[:, None]
+            if isinstance(read, slice):
+                return positions <= positions[read][..., None]
+            assert read is not None  # causal attention over whole sequences needs no mask
+            return (positions <= read[..., None])[:, None]
         return None if self.lengths is None else (positions < self.lengths[:, None])[:, None, None]
 
     def _flash(self, query: Tensor, key: Tensor, value: Tensor, *, queries_are_padded: bool) -> Tensor:
@@ -292,18 +302,18 @@ class Attention:
         if self.lengths is None:
             return flash.flash_attn_func(query, key, value, causal=self.causal).transpose(1, 2)
         real = torch.arange(key.shape[1], device=key.device) < self.lengths[:, None]
-        asked = real if queries_are_padded else torch.ones(query.shape[:2], dtype=torch.bool, device=key.device)
+        queries = real if queries_are_padded else torch.ones(query.shape[:2], dtype=torch.bool, device=key.device)
         packed = flash.flash_attn_varlen_func(
-            query[asked],
+            query[queries],
             key[real],
             value[real],
-            _boundaries(asked),
+            _boundaries(queries),
             _boundaries(real),
             query.shape[1],
             key.shape[1],
             causal=self.causal,
         )
-        return query.new_zeros(query.shape).masked_scatter(asked[..., None, None], packed).transpose(1, 2)
+        return query.new_zeros(query.shape).masked_scatter(queries[..., None, None], packed).transpose(1, 2)
 
 
 def _boundaries(mask: Tensor) -> Tensor:

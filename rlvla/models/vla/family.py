@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from rlvla.experience import Experience
-from rlvla.models.action_heads import policy_spec
-from rlvla.models.actor import Actor, ActorCritic
+from rlvla.models.actor import Actor, ActorCritic, policy_spec
 from rlvla.models.config import ActorConfig
 from rlvla.models.dataset_statistics import STATISTICS_FILE, entry_problems, resolve_statistics_key
 from rlvla.models.families import (
@@ -30,11 +29,7 @@ from rlvla.models.inspection import head_warnings
 from rlvla.models.lora import lora_layers
 from rlvla.models.policy import Policy
 from rlvla.models.value_models import Critic, RewardModel
-from rlvla.models.vla.checkpoint import (
-    check_weights,
-    read_config,
-    read_statistics,
-)
+from rlvla.models.vla.checkpoint import check_weights, read_config, read_statistics
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
 from rlvla.models.vla.decoder import require_flash_attention
 from rlvla.models.vla.inputs import VLAInputs, load_tokenizer, row_tokens
@@ -43,10 +38,10 @@ from rlvla.models.vla.sketch import OpenVLASketch
 from rlvla.utils.data_files import check_types
 from rlvla.utils.errors import ConfigError, Problem
 
-# Action tokens with at least this fraction of the uniform distribution's entropy are considered random.
+# Action tokens with at least this fraction of the entropy of a uniform distribution are considered random.
 UNIFORM_SHARE = 0.99
-# Settings of flow policies.
-_NOT_TAKEN = (*FLOW_SETTINGS, "camera_map", "critic_features")
+# Settings of other families.
+_UNSUPPORTED = (*FLOW_SETTINGS, "camera_map", "critic_features")
 
 
 class OpenVLACheckpoint(Checkpoint):
@@ -85,28 +80,36 @@ class OpenVLACheckpoint(Checkpoint):
         return RewardModel.from_pretrained(self.folder, self.unnorm_key, config)
 
     def preparation_differences(self, other: Checkpoint) -> list[str]:
-        """See `Checkpoint.preparation_differences`; proprio is compared only if both read it."""
+        """See `Checkpoint.preparation_differences`."""
         if not isinstance(other, OpenVLACheckpoint):
             return [f"policies of type {type_of(other.folder)}"]
         mine, theirs = self.config, other.config
-        missing = [
-            name for name in ("image_preprocessing", "center_crop") if getattr(mine, name) != getattr(theirs, name)
-        ]
-        if mine.image_size != theirs.image_size:
-            missing.append("image_size")
+        names = ("image_preprocessing", "center_crop", "image_size")
+        differences = [name for name in names if getattr(mine, name) != getattr(theirs, name)]
         if mine.use_proprio and theirs.use_proprio and not self.inputs.normalizes_proprio_like(other.inputs):
-            missing.append("proprio statistics")
-        return missing
+            differences.append("proprio statistics")
+        return differences
 
     def option_problems(self, config: ActorConfig) -> list[Problem]:
-        """See `Checkpoint.option_problems`."""
-        return option_problems(self.config, config)
+        """LoRA targets that match no layer or have no effect, and an attention kernel that is not installed."""
+        problems = expert_problems(config, OpenVLAConfig.model_type)
+        try:
+            if config.attn_implementation != "sdpa":
+                require_flash_attention()
+            if config.lora_rank:
+                with torch.device("meta"):
+                    vla = OpenVLAForActionPrediction(self.config)
+                lora_layers(vla, config.lora_targets, vision=not config.freeze_vision_backbone)
+        except ConfigError as error:
+            problems += error.problems
+        for name in ("lora_targets", "lora_dropout"):
+            if getattr(config, name) != getattr(ActorConfig, name) and not config.lora_rank:
+                text = f"--{name} has no effect without adapters; give --lora_rank"
+                problems.append(Problem(name, "no_effect", text))
+        return problems
 
     def check_decisions(self, policy: Policy, batch: Experience) -> None:
-        """Raise ConfigError if the action tokens are as good as random.
-
-        They are if the policy was trained with a regression head, or if the tokens are read in the wrong order.
-        """
+        """Raise ConfigError if the action tokens are as good as random, e.g. trained with a regression head."""
         if self.config.has_regression_head:
             return
         share = entropy_share(policy, batch, self.config.n_action_bins)
@@ -119,10 +122,10 @@ class OpenVLACheckpoint(Checkpoint):
 
     def begin_supervised(self, policy: Policy, *, mean_alone: bool) -> None:
         """See `Checkpoint.begin_supervised`; regression heads next to the weights will not be saved."""
-        actor: Any = policy
-        actor.forget_action_heads()
+        assert isinstance(policy, Actor)
+        policy.forget_action_heads()
         if mean_alone:
-            actor.freeze_action_std()
+            policy.freeze_action_std()
 
     def row_shape(self, instructions: Sequence[str], num_images: int) -> RowShape:
         """See `Checkpoint.row_shape`."""
@@ -162,8 +165,8 @@ class OpenVLAFamily(PolicyFamily):
             check_types(statistics, dict.fromkeys(statistics, dict), f"{folder}: the statistics")
             key = resolve_statistics_key(statistics, unnorm_key or (suite if len(statistics) > 1 else None))
             if config is not None:
-                found = statistics_problems(config, statistics[key])
-                problems += [p.prefixed(f"{folder} ({key}): ") for p in found]
+                mismatches = statistics_problems(config, statistics[key])
+                problems += [p.prefixed(f"{folder} ({key}): ") for p in mismatches]
         except ConfigError as error:
             problems += [p.prefixed(f"{folder}: ") for p in error.problems]
         if problems or config is None:
@@ -172,8 +175,8 @@ class OpenVLAFamily(PolicyFamily):
 
     def overrides(self, folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
         """See `PolicyFamily.overrides`."""
-        super().overrides(folder, {name: settings.get(name) for name in _NOT_TAKEN})
-        recorded = {name: settings.get(name) for name in SETTINGS if name not in _NOT_TAKEN}
+        super().overrides(folder, {name: settings.get(name) for name in _UNSUPPORTED})
+        recorded = {name: settings.get(name) for name in SETTINGS if name not in _UNSUPPORTED}
         # A chunk length completes a public config.json without one, but never overrides an existing value.
         if settings.get("action_chunk_len") is not None and read_config(folder).get("action_chunk_len") is None:
             recorded["action_chunk_len"] = settings["action_chunk_len"]
@@ -189,11 +192,11 @@ class OpenVLAFamily(PolicyFamily):
 def statistics_problems(config: OpenVLAConfig, statistics: Any) -> list[Problem]:
     """Statistics whose dimensions do not match the model, and values that are not finite."""
     problems = []
-    wanted = {"action": config.action_dim} | ({"proprio": config.proprio_dim} if config.use_proprio else {})
-    for entry, dims in wanted.items():
+    sizes = {"action": config.action_dim} | ({"proprio": config.proprio_width} if config.use_proprio else {})
+    for entry, dims in sizes.items():
         ranges = statistics.get(entry) if isinstance(statistics, dict) else None
-        held = ranges if isinstance(ranges, dict) else {}
-        lengths = {len(v) for k, v in held.items() if k in ("q01", "q99", "min", "max") and isinstance(v, list)}
+        lists = ranges if isinstance(ranges, dict) else {}
+        lengths = {len(v) for k, v in lists.items() if k in ("q01", "q99", "min", "max") and isinstance(v, list)}
         if lengths == {dims}:
             texts = entry_problems(statistics, {entry: dims})
             problems += [Problem("unnorm_key", "invalid_file", f"{STATISTICS_FILE}: {text}") for text in texts]
@@ -201,27 +204,6 @@ def statistics_problems(config: OpenVLAConfig, statistics: Any) -> list[Problem]
             has = f"have {sorted(lengths)} dimensions" if lengths else "are missing"
             text = f"the {entry} statistics {has}, but the model's {entry} has {dims}; choose another --unnorm_key"
             problems.append(Problem("unnorm_key", "mismatch", text))
-    return problems
-
-
-def option_problems(config: OpenVLAConfig, actor: ActorConfig) -> list[Problem]:
-    """LoRA targets that match no layer or have no effect, and an attention kernel that is not installed."""
-    problems = expert_problems(actor, OpenVLAConfig.model_type)
-    try:
-        if actor.attn_implementation != "sdpa":
-            require_flash_attention()
-        if actor.lora_rank:
-            with torch.device("meta"):
-                vla = OpenVLAForActionPrediction(config)
-            lora_layers(vla, actor.lora_targets, vision=not actor.freeze_vision_backbone)
-    except ConfigError as error:
-        problems += error.problems
-    if actor.lora_targets != ActorConfig.lora_targets and not actor.lora_rank:
-        text = "--lora_targets has no effect without adapters; give --lora_rank"
-        problems.append(Problem("lora_targets", "no_effect", text))
-    if actor.lora_dropout and not actor.lora_rank:
-        text = "--lora_dropout has no effect without adapters; give --lora_rank"
-        problems.append(Problem("lora_dropout", "no_effect", text))
     return problems
 
 

@@ -56,7 +56,8 @@ def _normalization(device: torch.device) -> tuple[Tensor, Tensor]:
         mean = torch.tensor([DINO_MEAN, SIGLIP_MEAN], dtype=torch.float64)
         std = torch.tensor([DINO_STD, SIGLIP_STD], dtype=torch.float64)
         scale, shift = 1.0 / (255.0 * std), -mean / std
-        return tuple(t.to(device=device, dtype=torch.float32)[..., None, None] for t in (scale, shift))
+        scale, shift = (t.to(device=device, dtype=torch.float32)[..., None, None] for t in (scale, shift))
+        return scale, shift
 
 
 def center_crop(image_uint8: ArrayOrTensor, scale: float = 0.9, size: int = 224) -> ArrayOrTensor:
@@ -92,9 +93,9 @@ def center_crop(image_uint8: ArrayOrTensor, scale: float = 0.9, size: int = 224)
 
 
 def _crop_samples(length: int, side: np.float32, size: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Lower and upper source index and the weight of the upper one, for each of `size` samples along one axis.
+    """Lower and upper source index and weight of the upper one, for `size` samples along one axis.
 
-    In float32 throughout, like the original: in float64 some samples fall on the other side of a pixel center.
+    In float32 as in TensorFlow: in float64 some samples fall on the other side of a pixel center.
     """
     offset = (np.float32(1) - side) / np.float32(2)
     end = offset + side
@@ -102,8 +103,8 @@ def _crop_samples(length: int, side: np.float32, size: int, device: torch.device
     position = offset * np.float32(length - 1) + np.arange(size, dtype=np.float32) * step
     position = np.clip(position, 0.0, length - 1)
     low, high = np.floor(position), np.ceil(position)
-    indices = (torch.as_tensor(x.astype(np.int64), device=device) for x in (low, high))
-    return *indices, torch.as_tensor((position - low).astype(np.float32), device=device)
+    lower, upper = (torch.as_tensor(x.astype(np.int64), device=device) for x in (low, high))
+    return lower, upper, torch.as_tensor((position - low).astype(np.float32), device=device)
 
 
 def libero_image(image_uint8: np.ndarray, size: int = 224) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""Observations to model inputs and tokens to actions, for all models of a run.
+"""Observations to inputs of OpenVLA networks, prompts, and tokens to actions.
 
-Images are prepared once on the host and stay uint8 until they are on the device; pixel normalization happens in the
-forward pass, so that SFT, rollout, evaluation and updates see the same pixels.
+Images are prepared once on the host and stay uint8 until they are on the device; pixels are normalized in the forward
+pass, so that SFT, rollout, evaluation and updates see the same pixels.
 """
 
 from __future__ import annotations
@@ -30,10 +30,7 @@ CENTER_CROP_SCALE = 0.9
 
 
 def row_tokens(inputs: VLAInputs, instructions: Sequence[str], num_images: int) -> list[int]:
-    """Sequence length of each row: image patches, proprio, prompt, action tokens, end token.
-
-    Prompts are padded to the longest one in the batch, so all rows have that prompt length.
-    """
+    """Sequence length of each row: image patches, proprio, prompt (padded to the longest), action tokens, end token."""
     if not instructions:
         return []
     config = inputs.config
@@ -43,13 +40,12 @@ def row_tokens(inputs: VLAInputs, instructions: Sequence[str], num_images: int) 
 
 
 class VLAInputs(StatisticsCodec):
-    """Turns observations into network inputs, and actions into network outputs and back.
+    """Preprocessing of observations and actions.
 
     Args:
         config: configuration of the model.
         tokenizer: the checkpoint's text tokenizer.
-        statistics: statistics of one dataset ("action" and, with proprio, "proprio"), or None if only prompts and
-            images are needed.
+        statistics: see `StatisticsCodec`.
     """
 
     def __init__(
@@ -58,7 +54,7 @@ class VLAInputs(StatisticsCodec):
         super().__init__(
             statistics,
             chunk=(config.action_chunk_len, config.action_dim),
-            proprio_dim=config.proprio_dim or 0,
+            proprio_dim=config.proprio_width,
             bins=ActionTokenizer(config.base_vocab_size, config.n_action_bins),
             normalization=config.action_normalization,
             range_eps=0.0 if config.is_autoregressive else RANGE_EPS,
@@ -94,7 +90,7 @@ class VLAInputs(StatisticsCodec):
         ids = self._encoded.get(instruction)
         if ids is None:
             ids = list(self.tokenizer(build_prompt(instruction, self.config.prompt_style))["input_ids"])
-            bos = self.config.text_config.bos_token_id
+            bos: Any = self.config.text_config.bos_token_id
             if not ids or ids[0] != bos:
                 ids.insert(0, bos)
             if ids[-1] != self.config.prompt_end_token_id:
@@ -129,24 +125,16 @@ class VLAInputs(StatisticsCodec):
         return ids[rows], mask[rows]
 
     def prepare(self, images: np.ndarray, proprio: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
-        """Observations as the networks read them; see `RolloutPolicy.prepare`."""
-        config = self.config
-        if config.image_preprocessing != "none":
-            flat = images.reshape(-1, *images.shape[-4:])
-            prepared = np.stack([self._treated(seen) for seen in flat])
-            images = prepared.reshape(*images.shape[:-3], *prepared.shape[-3:])
-        elif config.center_crop:
-            images = center_crop(torch.from_numpy(images), CENTER_CROP_SCALE, config.image_size).numpy()
+        """See `RolloutPolicy.prepare`."""
+        config, size = self.config, self.config.image_size
+        if config.image_preprocessing == "libero":
+            flat = np.stack([libero_image(image, size) for image in images.reshape(-1, *images.shape[-3:])])
+            images = flat.reshape(*images.shape[:-3], *flat.shape[-3:])
+        if config.center_crop:
+            images = center_crop(torch.from_numpy(images), CENTER_CROP_SCALE, size).numpy()
         if proprio is None or not config.use_proprio:
             return images, proprio
         return images, self.normalize_proprio(proprio)
-
-    def _treated(self, images: np.ndarray) -> np.ndarray:
-        """[N, H, W, 3] -> [N, image_size, image_size, 3] uint8: LIBERO's preprocessing, then the center crop."""
-        size = self.config.image_size
-        if self.config.image_preprocessing == "libero":
-            images = np.stack([libero_image(image, size) for image in images])
-        return center_crop(images, CENTER_CROP_SCALE, size) if self.config.center_crop else images
 
     def pixel_values(self, images: np.ndarray | Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Prepared images [..., N, H, W, 3] uint8 -> [..., 6N, H, W] normalized for both towers."""
@@ -156,13 +144,13 @@ class VLAInputs(StatisticsCodec):
     def observations(
         self, images: Tensor, proprio: Tensor | None, instructions: Sequence[str], device: torch.device
     ) -> dict[str, Any]:
-        """Prepared observations as keyword arguments of `forward` of all models here."""
+        """Prepared observations as keyword arguments of the networks' `forward`."""
         ids, mask = self.prompt(instructions, device)
         state = None if proprio is None else proprio.to(device)
         return {"input_ids": ids, "attention_mask": mask, "images": images.to(device), "proprio": state}
 
     def to_device(self, batch: Experience, device: torch.device) -> dict[str, Any]:
-        """Like `observations` for a batch, with its decisions."""
+        """`observations` and `trace` of a batch."""
         trace = {name: value.to(device) for name, value in (batch.trace or {}).items()}
         return {**self.observations(batch.images, batch.proprio, batch.instructions, device), "trace": trace}
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
 
+from rlvla.models.config import ActorConfig
 from rlvla.models.vla.checkpoint import CheckpointFolder, load_folder, save_folder
 from rlvla.models.vla.choices import ATTENTION_IMPLEMENTATIONS
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
@@ -56,7 +57,7 @@ class ProprioProjector(nn.Module):
         return self.fc2(F.gelu(self.fc1(proprio)))
 
 
-# Arguments that the Auto classes of transformers pass on to locate files; unused, as all files are in the folder.
+# Arguments by which the Auto classes of transformers locate files; all files are in the folder.
 _OF_AUTO_CLASSES = {"_from_auto", "adapter_kwargs", "trust_remote_code", "code_revision", "revision", "_commit_hash"}
 
 
@@ -93,8 +94,8 @@ class OpenVLAForActionPrediction(nn.Module):
     Column k of the logits is token id `vocab_size - 256 + k` (31744 + k for the Llama-2 vocabulary). Ids decrease as
     actions increase, so column k decodes to bin center `255 - k` (see `ActionTokenizer`).
 
-    Tensors unused in the forward pass (last vision blocks, final vision norms, pooling head) are kept and saved, and
-    need no gradient.
+    Tensors unused in the forward pass (last vision blocks, final vision norms, pooling head) are saved, too; they have
+    no gradient.
 
     Attributes:
         config: the `OpenVLAConfig`.
@@ -110,9 +111,10 @@ class OpenVLAForActionPrediction(nn.Module):
         llm_dim = config.text_config.hidden_size
         self.vision_backbone = VisionBackbone(*config.tower_configs())
         self.projector = Projector(self.vision_backbone.output_dim, llm_dim)
-        self.proprio_projector = ProprioProjector(config.proprio_dim, llm_dim) if config.use_proprio else None
+        self.proprio_projector = ProprioProjector(config.proprio_width, llm_dim) if config.use_proprio else None
         self.language_model = build_language_model(config.text_config, self.first_action_id, config.n_action_bins)
-        self.action_head = self.action_std = None
+        self.action_head: RegressionHead | None = None
+        self.action_std: ActionStd | None = None
         if config.has_regression_head:
             self.action_head = RegressionHead(llm_dim, config.action_dim)
             self.action_std = ActionStd(config.action_std, llm_dim, config.action_dim, config.action_std_init)
@@ -182,6 +184,18 @@ class OpenVLAForActionPrediction(nn.Module):
         """Dtype of the decoder's parameters."""
         return self.language_model.model.embed_tokens.weight.dtype
 
+    def configure(self, config: ActorConfig) -> None:
+        """Set the attention kernel, gradient checkpointing and frozen vision towers; adds no adapters.
+
+        Raises:
+            ConfigError: as in `set_attention`.
+        """
+        self.set_attention(config.attn_implementation)
+        if config.gradient_checkpointing:
+            self.gradient_checkpointing_enable()
+        if config.freeze_vision_backbone:
+            self.vision_backbone.requires_grad_(False)
+
     def set_attention(self, implementation: str) -> None:
         """Choose the decoder's attention kernel: "sdpa" or "flash_attention_2".
 
@@ -189,8 +203,8 @@ class OpenVLAForActionPrediction(nn.Module):
             ConfigError: the kernel is unknown, or flash-attn is not installed.
         """
         if implementation not in ATTENTION_IMPLEMENTATIONS:
-            known = list(ATTENTION_IMPLEMENTATIONS)
-            raise ConfigError(f"attn_implementation {implementation!r} is unknown; use one of {known}")
+            names = list(ATTENTION_IMPLEMENTATIONS)
+            raise ConfigError(f"attn_implementation {implementation!r} is unknown; use one of {names}")
         if implementation == "flash_attention_2":
             require_flash_attention()
         self.attn_implementation = implementation
@@ -204,16 +218,13 @@ class OpenVLAForActionPrediction(nn.Module):
         """
         if (gradient_checkpointing_kwargs or {}).get("use_reentrant"):
             raise ValueError("use_reentrant=True is not supported; leave it out")
-        self._set_gradient_checkpointing(True)
+        for module in (self, self.vision_backbone.featurizer, self.vision_backbone.fused_featurizer):
+            module.gradient_checkpointing = True
 
     def gradient_checkpointing_disable(self) -> None:
         """Store activations again instead of recomputing them."""
-        self._set_gradient_checkpointing(False)
-
-    def _set_gradient_checkpointing(self, value: bool) -> None:
-        self.gradient_checkpointing = value
-        self.vision_backbone.featurizer.gradient_checkpointing = value
-        self.vision_backbone.fused_featurizer.gradient_checkpointing = value
+        for module in (self, self.vision_backbone.featurizer, self.vision_backbone.fused_featurizer):
+            module.gradient_checkpointing = False
 
     # ----------------------------------------------------------------- whole sequences
     def forward(
@@ -258,7 +269,9 @@ class OpenVLAForActionPrediction(nn.Module):
             action_ids: [B, D] token ids. In the autoregressive variant each token attends to those before it; without
                 them, the logits are those of greedy decoding. The oft variant ignores them.
         """
-        return self.forward(input_ids, attention_mask, pixel_values, proprio, action_ids)
+        logits = self.forward(input_ids, attention_mask, pixel_values, proprio, action_ids)
+        assert isinstance(logits, Tensor), "a regression head has no logits"
+        return logits
 
     def action_hidden_states(
         self,
@@ -326,10 +339,7 @@ class OpenVLAForActionPrediction(nn.Module):
     def prompt_embeddings(
         self, input_ids: Tensor, attention_mask: Tensor, pixel_values: Tensor, proprio: Tensor | None = None
     ) -> DecoderInput:
-        """What the decoder reads before the first action token of the autoregressive variant.
-
-        Arguments as in `action_logits`.
-        """
+        """Decoder input before the first token of the autoregressive variant; arguments as in `action_logits`."""
         none = input_ids.new_empty(len(input_ids), 1)  # the first token is predicted from the prompt alone
         return self._decoder_input(input_ids, attention_mask, pixel_values, proprio, none)
 
@@ -346,17 +356,17 @@ class OpenVLAForActionPrediction(nn.Module):
                 or unexpected.
         """
         config, (channels, height, width) = self.config, pixel_values.shape[1:]
-        wanted = config.num_images_in_input
-        if channels % 6 or (wanted is not None and channels != 6 * wanted):
+        images = config.num_images_in_input
+        if channels % 6 or (images is not None and channels != 6 * images):
             raise ValueError(
-                f"pixel_values have {channels} channels; this model takes {wanted or 'N'} image(s) of 6 channels each"
+                f"pixel_values have {channels} channels; this model takes {images or 'N'} image(s) of 6 channels each"
             )
         if (height, width) != (config.image_size, config.image_size):
             raise ValueError(
                 f"pixel_values are {height}x{width}; this model takes {config.image_size}x{config.image_size}"
             )
         if (language is not None) != bool(config.use_film):
-            raise ValueError("the mean language embedding is needed by a model with FiLM, and by no other")
+            raise ValueError("the mean language embedding is for models with FiLM, which require it")
         dtype = self.vision_backbone.dtype  # towers from a separate file may have a different dtype than the decoder
         language = None if language is None else language.to(dtype)
         return self.vision_backbone(pixel_values.to(dtype), language).to(self.dtype)
@@ -395,7 +405,8 @@ class OpenVLAForActionPrediction(nn.Module):
                 raise ValueError("the autoregressive variant needs the action tokens: each depends on those before it")
             return action_ids[:, :-1].to(input_ids)
         placeholders = input_ids.new_full((batch, self.config.num_action_tokens), self.config.pad_token_id)
-        end = input_ids.new_full((batch, 1), self.config.text_config.eos_token_id)
+        eos: Any = self.config.text_config.eos_token_id
+        end = input_ids.new_full((batch, 1), eos)
         return torch.cat([placeholders, end], 1)
 
     def _proprio_token(self, proprio: Tensor | None) -> Tensor:
@@ -409,7 +420,7 @@ class OpenVLAForActionPrediction(nn.Module):
     def _rotary_tables(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         key = (length, like.device, like.dtype)
         if key not in self._rotary:
-            # Tables created in inference mode could not be used in a later training pass.
+            # Tables created in inference mode cannot be used in a later training pass.
             with torch.inference_mode(False):
                 self._rotary[key] = rotary_tables(self.config.text_config, length, like.device, like.dtype)
         return self._rotary[key]

@@ -1,4 +1,4 @@
-"""The decoder of an autoregressive policy, for a program that decodes action tokens."""
+"""The decoder of an autoregressive OpenVLA policy, for an inference server."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rlvla.models.vla.inputs import VLAInputs
 from rlvla.models.vla.openvla import DecoderInput
 
 _PREFIX = "language_model."
-# Tensors with a row per word, of which only those of action tokens are served.
-_BY_WORD = ("model.embed_tokens.weight", "lm_head.weight")
-# Of the decoder's configuration; the rest says nothing about how it computes.
+# Tensors with a row per token, cut to the rows of action tokens.
+_BY_TOKEN = ("model.embed_tokens.weight", "lm_head.weight")
+# Fields of the decoder's configuration that determine its computation.
 _KEPT = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     *("head_dim", "hidden_act", "rms_norm_eps", "max_position_embeddings", "rope_theta", "rope_parameters"),
@@ -25,12 +25,12 @@ _KEPT = (
 
 
 class ServedDecoder:
-    """See `TokenDecoder`.
+    """Implements `TokenDecoder`.
 
     Args:
-        inputs: of the policy.
+        inputs: the policy's preprocessing.
         weights: returns the policy's current tensors under their names in the public format.
-        embed: returns what the decoder reads before the first token; arguments as `TokenDecoder.embed`.
+        embed: returns the decoder input before the first token; arguments as in `TokenDecoder.embed`.
     """
 
     def __init__(
@@ -56,22 +56,22 @@ class ServedDecoder:
     def weights(self) -> Mapping[str, Tensor]:
         """See `TokenDecoder.weights`."""
         end = self._inputs.config.base_vocab_size
-        return _ActionWords(self._weights(), end - self._inputs.config.n_action_bins, end)
+        return _ActionTokenWeights(self._weights(), end - self._inputs.config.n_action_bins, end)
 
     @torch.inference_mode()
     def embed(self, images: np.ndarray, proprio: np.ndarray | None, instructions: Sequence[str]) -> Prompts:
         """See `TokenDecoder.embed`."""
-        found = self._embed(images, proprio, instructions)
-        batch, length = found.embeddings.shape[:2]
-        return Prompts(found.embeddings, [length] * batch if found.lengths is None else found.lengths.tolist())
+        prompts = self._embed(images, proprio, instructions)
+        batch, length = prompts.embeddings.shape[:2]
+        return Prompts(prompts.embeddings, [length] * batch if prompts.lengths is None else prompts.lengths.tolist())
 
     def decision(self, tokens: np.ndarray, log_probs: np.ndarray) -> Decision:
         """See `TokenDecoder.decision`."""
         return Decision(self._inputs.decode_actions(tokens), log_probs, {"tokens": tokens})
 
 
-class _ActionWords(Mapping[str, Tensor]):
-    """The language model's tensors among those of a policy, of embedding and head only the rows of action tokens."""
+class _ActionTokenWeights(Mapping[str, Tensor]):
+    """The language model's tensors of a policy, with embedding and head restricted to action tokens."""
 
     def __init__(self, weights: Mapping[str, Tensor], first: int, end: int):
         self._weights, self._rows = weights, slice(first, end)
@@ -79,7 +79,7 @@ class _ActionWords(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         tensor = self._weights[_PREFIX + name].detach()
-        return tensor[self._rows] if name in _BY_WORD else tensor
+        return tensor[self._rows] if name in _BY_TOKEN else tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,10 +29,7 @@ class OpenVLASketch:
     def __init__(self, config: OpenVLAConfig, row: RowShape, actor: ActorConfig, *, scalar_head: bool = False):
         self._config, self._row, self._scalar_head = config, row, scalar_head
         vla: Any = OpenVLAForActionPrediction(config)
-        if actor.gradient_checkpointing:
-            vla.gradient_checkpointing_enable()
-        if actor.freeze_vision_backbone:
-            vla.vision_backbone.requires_grad_(False)
+        vla.configure(replace(actor, attn_implementation="sdpa"))  # the flash kernel needs storage
         if actor.lora_rank:
             targets = lora_layers(vla, actor.lora_targets, vision=not actor.freeze_vision_backbone)
             vla = add_adapters(vla, targets, actor.lora_rank, actor.lora_alpha)
@@ -46,11 +44,11 @@ class OpenVLASketch:
         vla: Any = self.module["vla"]
         if self._scalar_head:
             return self.module["head"](vla.action_hidden_states(*inputs)).squeeze(-1).float().mean()
-        found = vla(*inputs)
-        if isinstance(found, tuple):  # mean and standard deviation of continuous actions
-            distribution = GaussianDistribution(*found)
-            return (distribution.log_prob({"actions": torch.zeros_like(found[0])}) + distribution.entropy()).mean()
-        log_probs = torch.log_softmax(found.float(), dim=-1)
+        output = vla(*inputs)
+        if isinstance(output, tuple):  # mean and standard deviation of continuous actions
+            distribution = GaussianDistribution(*output)
+            return (distribution.log_prob({"actions": torch.zeros_like(output[0])}) + distribution.entropy()).mean()
+        log_probs = torch.log_softmax(output.float(), dim=-1)
         entropy = -(log_probs.exp() * log_probs).sum(-1)
         return (log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1) + entropy).mean()
 
@@ -60,11 +58,11 @@ class OpenVLASketch:
         inputs, draws = self._observations(rows), torch.zeros(rows, self._config.num_action_tokens)
         vla: Any = self.module["vla"]
         if not self._config.is_autoregressive:
-            found = vla(*inputs)
-            if isinstance(found, tuple):
-                GaussianDistribution(*found).sample(draws.view_as(found[0]))
+            output = vla(*inputs)
+            if isinstance(output, tuple):
+                GaussianDistribution(*output).sample(draws.view_as(output[0]))
             else:
-                pick_tokens(found.float(), 1.0, draws)
+                pick_tokens(output.float(), 1.0, draws)
             return
 
         def choose(logits: Tensor, step: int) -> Tensor:
@@ -77,5 +75,5 @@ class OpenVLASketch:
         config, dtype = self._config, next(self.module.parameters()).dtype
         ids = torch.zeros(rows, self._row.prompt_tokens, dtype=torch.long)
         pixels = torch.zeros(rows, 6 * self._row.num_images, config.image_size, config.image_size).to(dtype)
-        proprio = torch.zeros(rows, config.proprio_dim).to(dtype) if config.use_proprio else None
+        proprio = torch.zeros(rows, config.proprio_width).to(dtype) if config.use_proprio else None
         return ids, torch.ones_like(ids), pixels, proprio

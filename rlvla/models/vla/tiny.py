@@ -1,4 +1,4 @@
-"""A small OpenVLA with random weights and a custom tokenizer, written as a checkpoint folder in the public layout."""
+"""A small OpenVLA with random weights and its own tokenizer, as a checkpoint folder in the public layout."""
 
 from __future__ import annotations
 
@@ -27,6 +27,9 @@ SINCOS_TEMPERATURE = 10000.0
 # Default widths of attention heads; narrower ones underuse the vector units of a CPU.
 VISION_HEAD_WIDTH = 16
 LLM_HEAD_WIDTH = 32
+UNK, BOS, EOS, PROMPT_END = "<unk>", "<s>", "</s>", "<prompt_end>"
+PAD = "<pad>"
+MAX_TEXT_TOKENS = 2048
 
 
 def build_tiny(
@@ -56,7 +59,7 @@ def build_tiny(
     action_std_init: float | None = None,
     seed: int = 0,
 ) -> Path:
-    """Write the tiny model to `folder` and return the folder.
+    """Write the tiny model to `folder` and return the folder; the same arguments give identical files.
 
     A model of this size learns only with a suitable initialization: Xavier weights, sine-cosine position embeddings in
     the towers, LayerScale of 1, and an action head in which neighboring bins start out similar.
@@ -75,24 +78,24 @@ def build_tiny(
         llm_layers: layers of the decoder.
         llm_heads: attention heads of the decoder; None gives one per 32 channels.
         rope_theta: base of the rotary position embedding.
-        model_variant: "oft", "autoregressive" or "oft_regression".
-        action_chunk_len: actions per decision, A; None gives 8 (oft) or 1 (autoregressive).
-        action_dim: dimensions of one action, D.
-        num_images_in_input: cameras per decision, N.
+        model_variant: see `OpenVLAConfig`, like the arguments up to `action_std_init`.
+        action_chunk_len: A.
+        action_dim: D.
+        num_images_in_input: N.
         use_proprio: whether a proprio token follows the patches.
-        proprio_dim: length of the proprio vector, P.
-        center_crop: whether images are cropped before normalization.
+        proprio_dim: P.
+        center_crop: whether images are cropped.
         action_normalization: "q99" or "bounds".
-        action_std: kind of the standard deviation of "oft_regression" (`OpenVLAConfig`).
-        action_std_init: initial standard deviation.
-        seed: seed of the random weights; the same arguments give identical files.
+        action_std: kind of the standard deviation of "oft_regression".
+        action_std_init: its initial value.
+        seed: of the random weights.
 
     Raises:
         ConfigError: incompatible sizes.
     """
     folder = Path(folder)
     tokenizer = train_tokenizer(sentences)
-    vocab_size = tokenizer.convert_tokens_to_ids(PAD)
+    vocab_size, bos, eos, prompt_end = (_token_id(tokenizer, token) for token in (PAD, BOS, EOS, PROMPT_END))
     vision_heads = vision_heads or default_heads(vision_dim, VISION_HEAD_WIDTH)
     tower = {"patch_size": patch_size, "embed_dim": vision_dim, "depth": vision_depth, "num_heads": vision_heads}
     config = OpenVLAConfig(
@@ -104,8 +107,8 @@ def build_tiny(
             "num_attention_heads": llm_heads or default_heads(llm_dim, LLM_HEAD_WIDTH),
             "rope_theta": rope_theta,
             "pad_token_id": vocab_size,
-            "bos_token_id": tokenizer.convert_tokens_to_ids(BOS),
-            "eos_token_id": tokenizer.convert_tokens_to_ids(EOS),
+            "bos_token_id": bos,
+            "eos_token_id": eos,
         },
         timm_model_ids=["tiny_dinov2", "tiny_siglip"],
         image_sizes=[image_size, image_size],
@@ -121,7 +124,7 @@ def build_tiny(
         use_proprio=use_proprio,
         proprio_dim=proprio_dim,
         model_variant=model_variant,
-        prompt_end_token_id=tokenizer.convert_tokens_to_ids(PROMPT_END),
+        prompt_end_token_id=prompt_end,
         center_crop=center_crop,
         action_normalization=action_normalization,
         action_std=action_std,
@@ -132,18 +135,29 @@ def build_tiny(
     model.dataset_statistics = dataset_statistics
     model.save_pretrained(folder)
     save_tokenizer(tokenizer, folder)
-    (folder / "preprocessor_config.json").write_text(
-        json.dumps(_preprocessor(config), indent=2) + "\n", encoding="utf-8"
-    )
+    preprocessor = {
+        "image_processor_type": "PrismaticImageProcessor",
+        "image_resize_strategy": "resize-naive",
+        "input_sizes": [[3, size, size] for size in config.image_sizes],
+        "interpolations": ["bicubic", "bicubic"],
+        "means": [list(DINO_MEAN), list(SIGLIP_MEAN)],
+        "processor_class": "PrismaticProcessor",
+        "stds": [list(DINO_STD), list(SIGLIP_STD)],
+        "use_fused_vision_backbone": True,
+    }
+    _write_json(folder / "preprocessor_config.json", preprocessor)
     return folder
+
+
+def _token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
+    token_id = tokenizer.convert_tokens_to_ids(token)
+    assert isinstance(token_id, int)
+    return token_id
 
 
 @torch.no_grad()
 def initialize(model: OpenVLAForActionPrediction, generator: torch.Generator) -> None:
-    """Initialize weights randomly in place.
-
-    Xavier weights, zero biases, sine-cosine positions, embeddings with standard deviation 1/sqrt(width), smooth head.
-    """
+    """Xavier weights, zero biases, sine-cosine positions, embeddings of std 1/sqrt(width), smooth action head."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             nn.init.xavier_uniform_(module.weight.view(module.weight.shape[0], -1), generator=generator)
@@ -187,39 +201,16 @@ def sincos_positions(grid: int, dim: int) -> Tensor:
 
 
 def default_heads(dim: int, width: int) -> int:
-    """The largest number of heads that divides `dim` into parts of at least `width` channels."""
+    """The largest number of heads that divides `dim` into at least `width` channels each."""
     return next(heads for heads in range(max(1, dim // width), 0, -1) if dim % heads == 0)
 
 
-def _preprocessor(config: OpenVLAConfig) -> dict[str, Any]:
-    sizes = [[3, size, size] for size in config.image_sizes]
-    return {
-        "image_processor_type": "PrismaticImageProcessor",
-        "image_resize_strategy": "resize-naive",
-        "input_sizes": sizes,
-        "interpolations": ["bicubic", "bicubic"],
-        "means": [list(DINO_MEAN), list(SIGLIP_MEAN)],
-        "processor_class": "PrismaticProcessor",
-        "stds": [list(DINO_STD), list(SIGLIP_STD)],
-        "use_fused_vision_backbone": True,
-    }
-
-
-UNK, BOS, EOS, PROMPT_END = "<unk>", "<s>", "</s>", "<prompt_end>"
-PAD = "<pad>"
-MAX_TEXT_TOKENS = 2048
-
-
-# Class of a tokenizer that needs no file but tokenizer.json, known to every version of transformers.
-TOKENIZER_CLASS = "PreTrainedTokenizerFast"
-
-
 def train_tokenizer(sentences: Sequence[str], *, n_action_bins: int = 256) -> PreTrainedTokenizerFast:
-    """A tokenizer with special tokens, 256 bytes, words of the sentences and action tokens, in this order.
+    """A byte-level BPE tokenizer: special tokens, 256 bytes, words of the sentences, action tokens, in this order.
 
-    Every string can be encoded because unknown words fall back to bytes. The fixed parts of the prompt are single
-    tokens, which keeps sequences short. The padding token is the first id after the vocabulary, as in the public
-    checkpoints, so `len(tokenizer)` is the vocabulary size plus one.
+    Unknown words fall back to bytes. The fixed parts of the prompt are single tokens, which keeps sequences short. The
+    padding token is the first id after the vocabulary, as in the public checkpoints, so `len(tokenizer)` is the
+    vocabulary size plus one.
 
     Args:
         sentences: task instructions to learn words from.
@@ -242,9 +233,9 @@ def train_tokenizer(sentences: Sequence[str], *, n_action_bins: int = 256) -> Pr
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    # In a prompt the sentence follows a fixed part that ends with a space, so its first word has no leading space.
+    # In a prompt the sentence follows a fixed text that ends with a space, so its first word has no leading space.
     tokenizer.train_from_iterator(sentences, trainer)
-    tokenizer.add_tokens([AddedToken(part, normalized=False) for part in (before, after)])
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in (before, after)])
     tokenizer.add_special_tokens([AddedToken(f"<action_{k}>", normalized=False) for k in range(n_action_bins)])
     tokenizer.add_special_tokens([AddedToken(PAD, normalized=False)])
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -264,13 +255,13 @@ def train_tokenizer(sentences: Sequence[str], *, n_action_bins: int = 256) -> Pr
 def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Write the tokenizer to `folder` so that transformers and tokenizers from 4.40 and 0.19 on read it.
 
-    Newer versions write another class name, and merges as pairs, which older ones do not know.
+    Newer versions write another class name, and merges as pairs, which older ones cannot read.
     """
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer_config.json"
     settings = read_json(path)
     settings.pop("backend", None)
-    _write_json(path, settings | {"tokenizer_class": TOKENIZER_CLASS})
+    _write_json(path, settings | {"tokenizer_class": "PreTrainedTokenizerFast"})
     path = folder / "tokenizer.json"
     content = read_json(path)
     merges = content["model"]["merges"]

@@ -21,7 +21,7 @@ from rlvla.data.demonstrations import dataset_entry
 from rlvla.data.reading import read_demonstrations
 from rlvla.envs.config import EnvConfig
 from rlvla.experience import Experience
-from rlvla.models.action_heads import policy_spec
+from rlvla.models.actor import policy_spec
 from rlvla.models.families import check_checkpoint
 from rlvla.models.value_models import REWARD_HEAD_FILE, Critic, scalar_head
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from rlvla.commands.policy_checks import quantity_problems, supervision_problems
-from rlvla.models.action_heads import missing_of, policy_spec
+from rlvla.models.action_heads import missing_of
+from rlvla.models.actor import policy_spec
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
 from rlvla.options import Entry
 from rlvla.trainer.algorithm import Algorithm

@@ -15,7 +15,7 @@ from rlvla.utils.errors import ConfigError
 
 @pytest.mark.parametrize(("actions", "columns"), [(4, 6), (4, 0), (0, 4), (2, 1)])
 def test_columns_that_do_not_divide_among_the_actions_are_refused(actions: int, columns: int) -> None:
-    with pytest.raises(ValueError, match=f"{actions} actions per decision cannot have {columns} columns: give every"):
+    with pytest.raises(ValueError, match=f"{actions} actions per decision cannot have {columns} columns"):
         PolicySpec(actions, 2, columns=columns, noise_shape=(columns,))
 
 
