@@ -106,12 +106,12 @@ def compare(
         frozen = Models(engines["actor"].module, None, reference)
         for model in frozen.frozen:
             strategy.prepare_frozen(model)
-            live.see(list(model.parameters()), list(model.buffers()))
+            live.count(list(model.parameters()), list(model.buffers()))
         reward_model = new_reward_model(checkpoint, strategy) if judges else None
         if reward_model is not None:
-            live.see(list(reward_model.parameters()), list(reward_model.buffers()))
+            live.count(list(reward_model.parameters()), list(reward_model.buffers()))
         for engine in engines.values():
-            live.see(list(engine.module.parameters()), list(engine.module.buffers()))
+            live.count(list(engine.module.parameters()), list(engine.module.buffers()))
         settings = BatchConfig(micro_train_batch_size=micro, micro_rollout_batch_size=micro)
         updater = Updater(strategy, settings, AlgorithmConfig(), engines["actor"].module)
         step = batch.with_fields(value_mask=batch.action_mask, values=batch.advantages, returns=batch.advantages)

@@ -1,1 +1,1 @@
-"""What is on disk between runs: training checkpoints, policy folders, run folders."""
+"""Training checkpoints, policy folders, run folders."""

@@ -1,17 +1,24 @@
-"""Export of a trained policy as a checkpoint folder, with a record of the environment it was trained in."""
+"""Policy folders: export with a record of the training environment, and a check of the first decisions."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from safetensors import SafetensorError
 
+from rlvla.envs.base import Observation
 from rlvla.envs.config import EnvConfig
 from rlvla.envs.records import LEARNED_FROM, checked_record
 from rlvla.envs.splits import LearnedStates
+from rlvla.experience import Experience
+from rlvla.models.families import Checkpoint
+from rlvla.models.policy import Policy
 from rlvla.rewards import StateInputSettings
 from rlvla.utils.data_files import read_json
 from rlvla.utils.deepspeed.engine import Engine
@@ -20,14 +27,13 @@ from rlvla.utils.errors import SaveError
 from rlvla.utils.files import is_full, put_in_place, write_json
 from rlvla.utils.terminal import log
 
-# A policy only works on the observations it was trained on: suite, cameras, image size, rendering, control frequency.
 ENVIRONMENT_FILE = "rlvla_environment.json"
 MACHINE_STATE = "machine_state"
 
 
 @dataclass(frozen=True)
 class PolicyRecord:
-    """The environment of a policy, and the initial states it was trained on.
+    """Training environment and initial states of a policy, which only works on observations as in training.
 
     Attributes:
         env: suite, cameras and options.
@@ -42,8 +48,8 @@ class PolicyRecord:
     def write(self, folder: Path) -> None:
         """Write the record into a checkpoint folder."""
         order = sorted(set(self.learned_from), key=lambda s: (s.suite, -1 if s.task_id is None else s.task_id, s.start))
-        seen = [asdict(states) for states in order]
-        content = self.env.as_dict() | {"cameras": list(self.env.camera_names), LEARNED_FROM: seen}
+        learned_from = [asdict(states) for states in order]
+        content = self.env.as_dict() | {"cameras": list(self.env.camera_names), LEARNED_FROM: learned_from}
         if self.machine_state is not None:
             content[MACHINE_STATE] = self.machine_state.as_dict()
         write_json(folder / ENVIRONMENT_FILE, content)
@@ -62,7 +68,7 @@ def export_policy(
         folder: the folder to write.
         strategy: used to agree with the other ranks on success or failure.
         record: environment and initial states.
-        fallback: where a folder of the same name is written if `folder` cannot be.
+        fallback: parent of a folder of the same name, in case `folder` cannot be written.
 
     Returns:
         The folder that was written.
@@ -89,7 +95,7 @@ def export_policy(
 
 
 def write_policy(module: Any, folder: Path, record: PolicyRecord) -> str | None:
-    """Write a policy folder atomically with `save_pretrained`; returns what went wrong, or None."""
+    """Write a policy folder atomically with `save_pretrained`; returns an error message, or None."""
     temporary = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -103,7 +109,7 @@ def write_policy(module: Any, folder: Path, record: PolicyRecord) -> str | None:
 
 
 def recorded_environment(folder: str | Path) -> dict[str, Any]:
-    """The content of the file that `PolicyRecord.write` wrote, {} without one; see `checked_record`.
+    """Content of the file written by `PolicyRecord.write`, {} without one; see `checked_record`.
 
     Raises:
         ConfigError: the file cannot be read, or holds values of the wrong type.
@@ -121,6 +127,20 @@ def learned_states(recorded: dict[str, Any]) -> list[LearnedStates] | None:
         return None
     suite = str(recorded.get("task_suite_name"))
     return [
-        LearnedStates(**seen) if isinstance(seen, dict) else LearnedStates(suite, None, *seen)
-        for seen in recorded[LEARNED_FROM]
+        LearnedStates(**states) if isinstance(states, dict) else LearnedStates(suite, None, *states)
+        for states in recorded[LEARNED_FROM]
     ]
+
+
+def check_first_decisions(checkpoint: Checkpoint, policy: Policy, observations: Sequence[Observation]) -> None:
+    """Check the policy's decisions on observations of its task before training; see `Checkpoint.check_decisions`.
+
+    Raises:
+        ConfigError: the decisions are unsuitable as a starting point, e.g. action tokens that are close to random.
+    """
+    prepared = [policy.prepare(observation.images, observation.proprio) for observation in observations]
+    images = torch.from_numpy(np.stack([images for images, _ in prepared]))
+    states = [state for _, state in prepared if state is not None]
+    proprio = torch.from_numpy(np.stack(states)) if states else None
+    instructions = [observation.instruction for observation in observations]
+    checkpoint.check_decisions(policy, Experience(images=images, proprio=proprio, instructions=instructions))

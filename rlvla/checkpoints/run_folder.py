@@ -1,4 +1,4 @@
-"""Folders of training runs, one run in each; a run that ended before it had saved anything may be replaced."""
+"""Folders of training runs, one run each; a run that ended before its first checkpoint may be replaced."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 from rlvla.utils.cli.config_file import RUN_CONFIG_FILE
 from rlvla.utils.data_files import read_yaml
@@ -23,13 +23,13 @@ POLICIES, CRITICS = "policies", "critics"  # subfolders with what --save_hf_ckpt
 _LOCK = ".running"  # locked while a process trains; the operating system releases it when the process ends
 _MARKS = {RUN_CONFIG_FILE, RUN_FILE}
 # Written before the first checkpoint; a new run may overwrite these.
-_BEGINNINGS = {*_MARKS, METRICS_FILE, "tensorboard", "start", "videos", "wandb", "wandb_run_id", CURVE_FILE}
+_INITIAL = {*_MARKS, METRICS_FILE, "tensorboard", "start", "videos", "wandb", "wandb_run_id", CURVE_FILE}
 
 
 def run_folder_problem(folder: str | Path, *, resuming: bool | None = None) -> str | None:
-    """Why a run cannot start in `folder`, or None; leftovers of a run that had saved nothing are no obstacle.
+    """Reason why a run cannot start in `folder`, or None; a run without checkpoints may be replaced.
 
-    What `target_problem` reports is left out.
+    Problems that `target_problem` reports are left out.
     """
     path = Path(folder)
     if target_problem(path, folder=True):
@@ -40,9 +40,9 @@ def run_folder_problem(folder: str | Path, *, resuming: bool | None = None) -> s
 
 
 def checkpoint_folder_problem(folder: str | Path, *, resuming: bool | None = None) -> str | None:
-    """Why a separate checkpoint folder cannot receive the checkpoints of a new run, or None.
+    """Reason why a separate folder cannot receive the checkpoints of a new run, or None.
 
-    What `target_problem` reports is left out.
+    Problems that `target_problem` reports are left out.
     """
     if target_problem(folder, folder=True):
         return None
@@ -50,17 +50,17 @@ def checkpoint_folder_problem(folder: str | Path, *, resuming: bool | None = Non
 
 
 def ended_early(folder: str | Path, checkpoints: Path | None = None) -> bool:
-    """Whether a folder contains only the beginning of a run: no checkpoint, no policy, no other files.
+    """Whether a folder holds only the start of a run: no checkpoint, no policy, no other files.
 
     Args:
         folder: the run folder.
-        checkpoints: where this command looks for checkpoints, which may not be where the run was to write them.
+        checkpoints: folder in which this command looks for checkpoints; the run may have used another one.
     """
     path = Path(folder)
     if not path.is_dir() or _in_use(path):
         return False
     names = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
-    if not names & _MARKS or names - _BEGINNINGS - {CHECKPOINTS}:
+    if not names & _MARKS or names - _INITIAL - {CHECKPOINTS}:
         return False
     return all(map(_holds_no_checkpoint, (path / CHECKPOINTS, checkpoints, *_checkpoints_elsewhere(path))))
 
@@ -70,7 +70,7 @@ def remove_folders_without(run: Path, checkpoints: Iterable[Path]) -> None:
 
     Args:
         run: the run folder.
-        checkpoints: all checkpoints that the run still has, in whatever folder.
+        checkpoints: all remaining checkpoints of the run, in any folder.
     """
     kept = {path.name for path in checkpoints}
     for folder in (*(run / POLICIES).glob("iteration_*"), *(run / CRITICS).glob("iteration_*")):
@@ -79,7 +79,7 @@ def remove_folders_without(run: Path, checkpoints: Iterable[Path]) -> None:
 
 
 class Ranks(Protocol):
-    """What `claimed_run_folder` needs of a `DeepspeedStrategy`."""
+    """The part of `DeepspeedStrategy` that `claimed_run_folder` uses."""
 
     @property
     def is_main(self) -> bool:
@@ -93,13 +93,13 @@ class Ranks(Protocol):
 def claimed_run_folder(folder: Path, ranks: Ranks, checkpoints: Path | None = None) -> Iterator[None]:
     """Lock `folder` for this run for the duration of the block; leftovers of a run that ended early are removed.
 
-    All ranks check the folder beforehand. The main rank waits for them before it takes the lock, because a rank that
-    lags behind would otherwise mistake its own run for another one.
+    All ranks check the folder beforehand. The main rank waits for them before it takes the lock, because a slower rank
+    would otherwise mistake the lock for another run's.
 
     Args:
         folder: created if it does not exist.
         ranks: the ranks of this run; only the main one takes the lock.
-        checkpoints: where this command looks for checkpoints; if there are any, nothing in `folder` is removed.
+        checkpoints: folder in which this command looks for checkpoints; if it has any, nothing is removed.
 
     Raises:
         ConfigError: another process is training in the folder.
@@ -121,42 +121,47 @@ def claimed_run_folder(folder: Path, ranks: Ranks, checkpoints: Path | None = No
         try:
             remove_leftovers(folder)
             if replaced:
-                log.info(f"{folder} holds a run that ended before it had saved anything; it is replaced")
-                _remove_beginnings(folder)
+                log.info(f"{folder} holds a run that ended before its first checkpoint; it is replaced")
+                for path in (folder / name for name in (*_INITIAL, CHECKPOINTS)):
+                    if path.is_dir() and not path.is_symlink():
+                        shutil.rmtree(path)
+                    else:
+                        path.unlink(missing_ok=True)
             yield
         finally:
             lock.unlink(missing_ok=True)
 
 
 class FolderWatch:
-    """Notices that the folder of a run was deleted or moved while the run uses it, and makes it again.
+    """Recreates the folder of a running run if it was deleted or moved.
 
     Args:
-        folder: an existing folder; its records of the run, which a resumption needs, are remembered.
+        folder: an existing folder; its run configuration, which a resumption needs, is kept in memory.
     """
 
     def __init__(self, folder: Path):
-        self._folder, self._seen, self._lock = folder, _identity(folder), None
+        self._folder, self._last_identity = folder, _identity(folder)
+        self._lock: IO[str] | None = None  # open as long as the run
         self._records = {name: (folder / name).read_bytes() for name in _MARKS if (folder / name).is_file()}
 
     def restored(self) -> bool:
-        """Whether the folder was gone and is there again, without anything but the records; said in one warning."""
-        if _identity(self._folder) == self._seen:
+        """Recreate the folder if it is gone, with only the run configuration, and warn; returns whether it did."""
+        if _identity(self._folder) == self._last_identity:
             return False
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             for name, content in self._records.items():
                 write_atomic(self._folder / name, content)
-            self._lock = (self._folder / _LOCK).open("a", encoding="utf-8")  # open as long as the run
+            self._lock = (self._folder / _LOCK).open("a", encoding="utf-8")
             with suppress(OSError):
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            log.warning(f"{self._folder} was deleted while the run uses it, and cannot be made again ({error})")
+            log.warning(f"{self._folder} was deleted during the run, and cannot be created again ({error})")
             return False
-        self._seen = _identity(self._folder)
+        self._last_identity = _identity(self._folder)
         log.warning(
-            f"{self._folder} was deleted or moved while the run uses it. It is made again: metrics from now on, the "
-            "next checkpoint and the policy will be in it; what it held before is not"
+            f"{self._folder} was deleted or moved during the run. It was created again: metrics from now on, the next "
+            "checkpoint and the policy will be in it, but not its former content"
         )
         return True
 
@@ -181,17 +186,8 @@ def _in_use(folder: Path) -> bool:
     return False
 
 
-def _remove_beginnings(folder: Path) -> None:
-    for name in (*_BEGINNINGS, CHECKPOINTS):
-        path = folder / name
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
-
-
 def _holds_no_checkpoint(folder: Path | None) -> bool:
-    """Whether there is no checkpoint; hidden entries are incomplete ones."""
+    """Whether a folder has no checkpoint; hidden entries are incomplete ones."""
     return folder is None or not folder.is_dir() or all(entry.name.startswith(".") for entry in folder.iterdir())
 
 
@@ -201,6 +197,6 @@ def _checkpoints_elsewhere(folder: Path) -> list[Path]:
         flags = read_yaml(folder / RUN_CONFIG_FILE)
         if isinstance(flags, dict):
             places = {"ckpt_path": ".", "fallback_path": CHECKPOINTS}
-            named = {name: flags.get(name) for name in places}
-            return [Path(path) / places[name] for name, path in named.items() if isinstance(path, str) and path]
+            paths = {name: flags.get(name) for name in places}
+            return [Path(path) / places[name] for name, path in paths.items() if isinstance(path, str) and path]
     return []

@@ -8,11 +8,12 @@
       manifest.json           size and SHA-256 of each file; written last
 
 On resume, a folder with missing or changed files is reported and skipped. Checksums do not protect against malice:
-`rlvla.utils.torch_files` reads every file, runs nothing, and refuses one that names code.
+`rlvla.utils.torch_files` reads every file, executes nothing, and refuses one that names code.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 import platform
@@ -20,12 +21,14 @@ import random
 import re
 import shutil
 from collections.abc import Callable, Collection
+from contextlib import redirect_stderr, redirect_stdout
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rlvla.experience import Sample
 from rlvla.utils.data_files import check_types, read_json
@@ -33,6 +36,7 @@ from rlvla.utils.deepspeed.engine import Engine, classes_of_deepspeed
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.errors import ConfigError, SaveError
 from rlvla.utils.files import (
+    MANIFEST,
     damage,
     flushed_file,
     fsync_entry,
@@ -42,7 +46,7 @@ from rlvla.utils.files import (
     write_manifest,
 )
 from rlvla.utils.terminal import log
-from rlvla.utils.torch_files import read_torch_file, refusal
+from rlvla.utils.torch_files import read_torch_file, refusal, restricted_loading
 from rlvla.version import __version__
 
 FORMAT = 3  # 3: waiting episodes hold actions, traces and prepared observations
@@ -56,9 +60,9 @@ _MORE_ROOM = "Make room there, or name another folder with --ckpt_path"
 
 
 class _Unstorable(str):
-    """Why a state cannot be stored on any disk."""
+    """Reason why a state cannot be stored on any disk."""
 
-    remedy = "See docs/security.md for what the state of a learner of your own may hold"
+    remedy = "See docs/security.md for the types allowed in the state of a custom learner"
 
 
 class CheckpointError(SaveError):
@@ -71,7 +75,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def candidates(folder: Path) -> list[Path]:
-    """Folders with the name of a checkpoint, oldest first; they may be damaged."""
+    """Folders named like checkpoints, oldest first, damaged or not."""
     return sorted((p for p in folder.glob("iteration_*") if _NAME.fullmatch(p.name) and p.is_dir()), key=_iteration)
 
 
@@ -89,7 +93,7 @@ def save_checkpoint(
     keep: int,
     rank_state: Any = None,
     *,
-    tensors: dict[str, dict[str, torch.Tensor]] | None = None,
+    tensors: dict[str, dict[str, Tensor]] | None = None,
     protect: Collection[int] = (),
 ) -> None:
     """Write everything needed to resume after `iteration` iterations; called on every rank.
@@ -103,7 +107,7 @@ def save_checkpoint(
         keep: number of newest checkpoints to keep.
         rank_state: state specific to this rank, returned as `state["rank_state"]` on loading: tensors, arrays of
             numbers, plain values, `Sample`, and classes that a custom module adds with
-            `torch.serialization.add_safe_globals`. Or a function that returns it, and may write files of its own.
+            `torch.serialization.add_safe_globals`. Or a function that returns it and may write further files.
         tensors: name -> tensors that are equal on all ranks; returned as `state["tensors"]` on loading.
         protect: iterations whose checkpoints are kept in addition to the newest (the best by evaluation).
 
@@ -113,10 +117,23 @@ def save_checkpoint(
     """
     final = folder / f"iteration_{iteration:06d}"
     temporary = folder / f".tmp_{final.name}"
-    _agree(strategy, _on_main(strategy, lambda: _start(folder, temporary)), temporary)
+
+    def start() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(folder)
+        temporary.mkdir()
+
+    _agree(strategy, _on_main(strategy, start), temporary)
     problems = [engine.save(temporary, name) for name, engine in engines.items()]
     per_rank = {"generators": _generator_states(), "state": rank_state}
-    shared = _header(iteration, engines, strategy) | state
+    shared = {
+        "format": FORMAT,
+        "iteration": iteration,
+        "world_size": strategy.world_size,
+        "versions": _versions(),
+        "models": {name: engine.parameter_shapes() for name, engine in engines.items()},
+        **state,
+    }
     problems.append(_write(temporary, strategy, per_rank, tensors or {}, shared))
     _agree(strategy, next(filter(None, problems), None), temporary)
     entries, problem = _manifest_entries(temporary, strategy)
@@ -140,15 +157,8 @@ def _on_main(strategy: DeepspeedStrategy, work: Callable[[], None]) -> str | Non
     return None
 
 
-def _start(folder: Path, temporary: Path) -> None:
-    """Create the temporary folder, removing leftovers of earlier attempts."""
-    folder.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(folder)
-    temporary.mkdir()
-
-
 def _remove_leftovers(folder: Path) -> None:
-    """Remove what an interrupted save, rotation or conversion left."""
+    """Remove leftovers of an interrupted save, rotation or conversion."""
     recover(folder)
     for leftover in folder.glob(".tmp_*"):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -158,17 +168,17 @@ def _write(
     temporary: Path,
     strategy: DeepspeedStrategy,
     per_rank: dict[str, Any],
-    tensors: dict[str, dict[str, torch.Tensor]],
+    tensors: dict[str, dict[str, Tensor]],
     shared: dict[str, Any],
 ) -> str | None:
-    """Write this rank's file and, on the main rank, the shared ones; returns what went wrong, or None."""
+    """Write this rank's file and, on the main rank, the shared ones; returns an error message, or None."""
     try:
         if callable(per_rank["state"]):
             per_rank = per_rank | {"state": per_rank["state"]()}
-        own = temporary / f"rank{strategy.rank}.pt"
-        with flushed_file(own) as file:
+        rank_file = temporary / f"rank{strategy.rank}.pt"
+        with flushed_file(rank_file) as file:
             torch.save(per_rank, file)
-        unreadable = refusal(own, _CLASSES_OF_RANK)
+        unreadable = refusal(rank_file, _CLASSES_OF_RANK)
         if unreadable:
             return _Unstorable(f"it could not be read again: {unreadable}")
         if strategy.is_main:
@@ -184,7 +194,7 @@ def _write(
 
 
 def _manifest_entries(temporary: Path, strategy: DeepspeedStrategy) -> tuple[dict[Path, dict[str, Any]], str | None]:
-    """Manifest entries of all files, each rank hashing a part of them; and what went wrong on this rank, or None."""
+    """Manifest entries of all files, of which each rank hashes some; and an error message of this rank, or None."""
     entries: dict[Path, dict[str, Any]] = {}
     problem = None
     try:
@@ -193,7 +203,7 @@ def _manifest_entries(temporary: Path, strategy: DeepspeedStrategy) -> tuple[dic
     except OSError as error:
         problem = str(error)
     gathered = strategy.gather_objects(entries)
-    return {path: entry for part in gathered for path, entry in part.items()}, problem
+    return {path: entry for per_rank in gathered for path, entry in per_rank.items()}, problem
 
 
 def _agree(strategy: DeepspeedStrategy, problem: str | None, temporary: Path) -> None:
@@ -214,21 +224,11 @@ def _rotate(folder: Path, keep: int, protect: Collection[int]) -> None:
     """Remove all complete checkpoints but the newest and the protected ones."""
     for old in list_checkpoints(folder)[:-keep]:
         if _iteration(old) not in protect:
-            # Renamed first, so that an interrupted removal does not leave what looks like a checkpoint.
+            # Renamed first, so that an interrupted removal does not leave a partial checkpoint.
             renamed = old.with_name(f".tmp_{old.name}")
             old.rename(renamed)
             fsync_entry(folder)
             shutil.rmtree(renamed, ignore_errors=True)
-
-
-def _header(iteration: int, engines: dict[str, Engine], strategy: DeepspeedStrategy) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "iteration": iteration,
-        "world_size": strategy.world_size,
-        "versions": _versions(),
-        "models": {name: engine.parameter_shapes() for name, engine in engines.items()},
-    }
 
 
 def _versions() -> dict[str, str]:
@@ -268,16 +268,16 @@ def load_checkpoint(
 
     Raises:
         ConfigError: the checkpoint belongs to another model, was written by a newer version of this program, has a file
-            that names code, or, if it is the one called `name`, is damaged.
+            that names code, or, if given by `name`, is damaged.
     """
     chosen: Path | None = None
     wrong: str | None = None
     if strategy.is_main:
         if not read_only:
             _remove_leftovers(folder)
-        chosen = _newest_intact(folder, rename=not read_only) if name is None else folder / name
+        chosen = newest_intact(folder, rename=not read_only) if name is None else folder / name
         wrong = None if name is None else damage(folder / name)
-    refused = chosen and wrong is None and _refused_file(chosen)
+    refused = None if chosen is None or wrong is not None else _refused_file(chosen)
     chosen, wrong, refused = strategy.gather_objects((chosen, wrong, refused))[0]
     if wrong is not None:
         raise ConfigError.of("load_checkpoint", "invalid_file", f"--load_checkpoint {name} is damaged: {wrong}")
@@ -294,10 +294,15 @@ def load_checkpoint(
             engine.load(chosen, name)
         else:
             _load_converted(chosen, name, engine, strategy)
-    parts = [read_torch_file(chosen / f"rank{rank}.pt", classes=_CLASSES_OF_RANK) for rank in range(written_by)]
+    per_rank = [read_torch_file(chosen / f"rank{rank}.pt", classes=_CLASSES_OF_RANK) for rank in range(written_by)]
     if same:
-        _restore_generators(parts[strategy.rank]["generators"])
-    state["rank_states"] = [part["state"] for part in parts]
+        generators = per_rank[strategy.rank]["generators"]
+        random.setstate(generators["python"])
+        np.random.set_state(generators["numpy"])
+        torch.set_rng_state(generators["torch"])
+        if "cuda" in generators and torch.cuda.is_available():
+            torch.cuda.set_rng_state(generators["cuda"])
+    state["rank_states"] = [saved["state"] for saved in per_rank]
     state["rank_state"] = state["rank_states"][strategy.rank] if same else None
     state["tensors"] = read_torch_file(chosen / "tensors.pt")
     strategy.barrier()
@@ -307,7 +312,7 @@ def load_checkpoint(
 def set_aside_later(folder: Path, iteration: int) -> list[str]:
     """Rename the checkpoints after `iteration` to `superseded_...`; returns their former names.
 
-    A run that goes on from an older checkpoint takes another course, and must not be resumed from where it was.
+    A run that continues from an older checkpoint diverges, and must not be resumed from the later ones.
     """
     later = [path for path in candidates(folder) if _iteration(path) > iteration]
     for path in later:
@@ -317,8 +322,18 @@ def set_aside_later(folder: Path, iteration: int) -> list[str]:
     return [path.name for path in later]
 
 
-def _newest_intact(folder: Path, *, rename: bool) -> Path | None:
+def newest_intact(folder: Path, *, rename: bool = False, since: float = 0.0) -> Path | None:
+    """The newest intact checkpoint, or None; damaged newer ones are reported and, with `rename`, renamed.
+
+    Args:
+        folder: the folder with the checkpoints of a run.
+        rename: rename damaged checkpoints to `damaged_...`.
+        since: time of modification that the checkpoint must exceed; older ones are not examined.
+    """
     for path in reversed(candidates(folder)):
+        manifest = path / MANIFEST
+        if since and (not manifest.is_file() or manifest.stat().st_mtime <= since):
+            continue
         problem = damage(path)
         if problem is None:
             return path
@@ -333,7 +348,7 @@ def _newest_intact(folder: Path, *, rename: bool) -> Path | None:
 
 
 def _refused_file(checkpoint: Path) -> str | None:
-    """Why a file of a checkpoint is refused, or None; nothing has been changed by then."""
+    """Reason to refuse a file of a checkpoint, or None; checked before anything is loaded."""
     for path in sorted(checkpoint.rglob("*.pt")):
         reason = refusal(path, _CLASSES_OF_RANK if path.parent == checkpoint else classes_of_deepspeed())
         if reason:
@@ -347,11 +362,11 @@ def _check(path: Path, state: dict[str, Any], engines: dict[str, Engine]) -> Non
             f"{path} has format {state['format']}, which is newer than the {FORMAT} of this program; update it"
         )
     if not 1 <= state["world_size"] <= len(list(path.glob("rank*.pt"))):
-        raise ConfigError(f"{path / _STATE}: {state['world_size']} ranks wrote it, and there are other rank*.pt files")
+        raise ConfigError(f"{path / _STATE}: {state['world_size']} ranks wrote it, but the rank*.pt files differ")
     for name, engine in engines.items():
         stored, ours = state["models"].get(name), engine.parameter_shapes()
         if stored is None:
-            raise ConfigError(f"{path} holds no {name}; it belongs to another run: name another --save_path")
+            raise ConfigError(f"{path} does not hold the {name}; it belongs to another run: name another --save_path")
         if engine.config.engine_stage and not any((path / name).glob("*_optim_states.pt")):
             raise ConfigError(
                 f"{path} was written without ZeRO, but stage {engine.config.engine_stage} runs here (with --bf16 at "
@@ -379,9 +394,52 @@ def _load_converted(path: Path, name: str, engine: Engine, strategy: DeepspeedSt
         shutil.rmtree(converted, ignore_errors=True)
 
 
-def _restore_generators(states: dict[str, Any]) -> None:
-    random.setstate(states["python"])
-    np.random.set_state(states["numpy"])
-    torch.set_rng_state(states["torch"])
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])
+def chosen_checkpoint(folder: Path, name: str | None = None, *, since: float = 0.0) -> Path | None:
+    """The checkpoint `name` of a folder, or the newest intact one; None without one. Nothing is changed.
+
+    Args:
+        folder: the folder with the checkpoints of a run.
+        name: the one to choose.
+        since: see `newest_intact`.
+
+    Raises:
+        ConfigError: there is no checkpoint of this name, or it is damaged.
+    """
+    if name is None:
+        return newest_intact(folder, since=since)
+    names = [path.name for path in list_checkpoints(folder)]
+    if name not in names:
+        text = f"--load_checkpoint {name}: {folder} holds {', '.join(names) or 'no checkpoint'}"
+        raise ConfigError.of("load_checkpoint", "unknown_name", text)
+    problem = damage(folder / name)
+    if problem is not None:
+        raise ConfigError.of("load_checkpoint", "invalid_file", f"--load_checkpoint {name} is damaged: {problem}")
+    return folder / name
+
+
+def whole_weights(checkpoint: Path, model: str = "actor") -> dict[str, Tensor]:
+    """Read the weights of a model on the host, from a checkpoint of any ZeRO stage and number of ranks.
+
+    With ZeRO-3, parameters are assembled from the float32 master weights of all ranks; otherwise they are those of the
+    network.
+
+    Returns:
+        Name -> parameter or buffer.
+
+    Raises:
+        ConfigError: the checkpoint does not hold the model, or has a file that names code, which is not executed.
+    """
+    files = sorted((checkpoint / model).glob("*model_states.pt"))
+    if not files:
+        raise ConfigError(f"{checkpoint} does not hold the {model}")
+    classes = classes_of_deepspeed()
+    if not any(path.name.startswith("zero_pp_rank_") for path in files):
+        return dict(read_torch_file(files[0], classes=classes, mmap=True)["module"])
+    for path in sorted((checkpoint / model).glob("*.pt")):
+        reason = refusal(path, classes)
+        if reason:
+            raise ConfigError.of(None, "invalid_file", reason)
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), restricted_loading(classes):
+        return dict(get_fp32_state_dict_from_zero_checkpoint(str(checkpoint), tag=model))

@@ -18,7 +18,7 @@ from rlvla.checkpoints.policy_folder import (
     write_policy,
 )
 from rlvla.checkpoints.run_folder import CHECKPOINTS, POLICIES, RUN_FILE
-from rlvla.checkpoints.weights import chosen_checkpoint, whole_weights
+from rlvla.checkpoints.training import chosen_checkpoint, whole_weights
 from rlvla.commands.ppo_flags import PPORun
 from rlvla.commands.setup import CheckedRun, check_run
 from rlvla.data.demonstrations import Demonstrations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from rlvla.checkpoints.checks import check_first_decisions
+from rlvla.checkpoints.policy_folder import check_first_decisions
 from rlvla.commands.dry_run import ppo_report
 from rlvla.commands.load_models import load_models
 from rlvla.commands.ppo_checks import check

@@ -18,6 +18,19 @@ ZERO3_ELEMENTS = 1_000_000_000
 ZERO3_PREFETCH = 50_000_000
 # The float32 gradient and the two temporaries of AdamW (square root of the second moment, quotient).
 ADAM_BYTES = 3 * FLOAT32
+# Field of `EngineMemory` or `FrozenMemory` -> name in reports.
+_TITLES = {
+    "weights": "weights",
+    "small": "small parameters, gathered",
+    "master": "float32 master copy",
+    "optimizer": "optimizer states",
+    "gradients": "gradients",
+    "buffers": "buffers of the gradient reduction",
+    "gathered": "gathered parameters",
+    "gathering": "prefetch buffer of ZeRO-3",
+    "activations": "activations of a micro-batch",
+    "step": "optimizer step, with its gradients",
+}
 
 
 @dataclass(frozen=True)
@@ -31,8 +44,8 @@ class FrozenMemory:
         gathering: ZeRO-3's prefetch buffer, alive until all parameters in it have been used.
         whole: like `gathered`, but for a rollout, which gathers all parameters at once.
         host: {"weights"} if they are kept in host memory.
-        source: the model is a reward source, which scores episodes as they end and is not used afterwards.
-        judge: the model also judges while episodes are played, and stays on the device as long.
+        source: the model is a reward source, used as episodes end and not afterwards.
+        judge: the model is also queried during episodes, and stays on the device meanwhile.
     """
 
     weights: int
@@ -118,8 +131,8 @@ class EngineMemory:
     @property
     def away(self) -> int:
         """Bytes that leave the device with --offload_during_rollout, without the weights (see `MemoryPlan.away`)."""
-        parts = {"optimizer"} if self.keeps_buffers else {"optimizer", "master"}
-        return sum(getattr(self, part) for part in parts - self.host)
+        states = {"optimizer"} if self.keeps_buffers else {"optimizer", "master"}
+        return sum(getattr(self, state) for state in states - self.host)
 
     @property
     def at_rest(self) -> int:
@@ -225,11 +238,11 @@ class MemoryPlan:
         engines: trained models by name.
         frozen: frozen models by name.
         average: moving average of the actor's weights.
-        copies: copies of the actor's weights that play while it is trained.
+        copies: copies of the actor's weights for rollouts during training.
         passes: peak of a forward pass without gradients beyond the weights, by name of the model.
-        decision: peak of the actor beyond its weights while it answers a batch of observations.
-        offloads: whether --offload_during_rollout moves to the host what a rollout does not need.
-        episodes: episodes of an iteration, and of those played ahead, in host memory.
+        decision: peak of the actor beyond its weights while it decides for a batch of observations.
+        offloads: --offload_during_rollout, which moves unneeded parts to the host.
+        episodes: episodes of an iteration, including those played ahead, in host memory.
         demonstrations: demonstrations of the supervised loss, in host memory.
     """
 
@@ -316,34 +329,19 @@ class MemoryPlan:
     def rows(self) -> list[tuple[str, int]]:
         """Name and bytes of each part, without zeros."""
         entries: list[tuple[str, int]] = []
-        for name, e in self.engines.items():
-            parts = {
-                "weights": e.weights,
-                "small parameters, whole": e.small,
-                "master": e.master,
-                "optimizer": e.optimizer,
-                "gradients": e.gradients,
-                "buffers of the gradient reduction": e.buffers,
-                "gathered parameters": e.gathered,
-                "buffer of the gathering": e.gathering,
-                "activations of a micro-batch": e.activations,
-                "step": e.step,
-            }
-            titles = {"master": "float32 master copy", "optimizer": "optimizer states"}
-            titles["step"] = "optimizer step, with its gradients"
-            for part, size in parts.items():
-                entries.append((f"{name}: {titles.get(part, part)}{' (host)' if part in e.host else ''}", size))
-        if "actor" in self.engines:
-            entries.append(("actor: whole while it plays", self.engines["actor"].whole))
-        for name, model in self.frozen.items():
-            entries.append((f"{name}: weights{' (host)' if model.host else ''}", model.weights))
-            entries.append((f"{name}: small parameters, whole", model.small))
-            entries.append((f"{name}: gathered parameters", model.gathered))
-            entries.append((f"{name}: buffer of the gathering", model.gathering))
-        entries.append(("moving average of the actor", self.average))
-        entries.append(("actor that plays ahead", self.copies))
-        entries.append(("answer to a batch of observations", self.decision))
-        entries += [(f"{name}: pass without gradients", size) for name, size in self.passes.items()]
-        entries.append(("away while episodes are played", self.away))
-        entries += [("episodes (host)", self.episodes), ("demonstrations (host)", self.demonstrations)]
+        for name, model in self._models.items():
+            for field_name, title in _TITLES.items():
+                host = " (host)" if field_name in model.host else ""
+                entries.append((f"{name}: {title}{host}", getattr(model, field_name, 0)))
+            if name == "actor" and name in self.engines:
+                entries.append(("actor: gathered for a rollout", model.whole))
+        entries += [
+            ("moving average of the actor", self.average),
+            ("copy of the actor for rollouts", self.copies),
+            ("decisions for a batch of observations", self.decision),
+            *((f"{name}: pass without gradients", size) for name, size in self.passes.items()),
+            ("offloaded during rollouts", self.away),
+            ("episodes (host)", self.episodes),
+            ("demonstrations (host)", self.demonstrations),
+        ]
         return [(name, size) for name, size in entries if size]

@@ -32,7 +32,7 @@ class Probe:
         first_backward_bytes: the same for the first micro-batch, whose new gradients are included.
         bare_backward_bytes: the same if each gradient is released as soon as it has been computed.
         small: elements of the parameters that ZeRO-3 keeps gathered because they are small.
-        decision_bytes: peak of a policy beyond its weights while it answers a batch of observations.
+        decision_bytes: peak of a policy beyond its weights while it decides for a batch of observations.
     """
 
     parameters: int
@@ -61,7 +61,7 @@ def probe(
         bf16: whether the weights are bfloat16 rather than float32.
         train_rows: decisions per micro-batch; 0 if the model is never trained.
         forward_rows: decisions per pass without gradients.
-        play_rows: observations that a policy answers at once; 0 if it does not act.
+        play_rows: observations per batch of decisions; 0 if the model does not act.
     """
     live = _NothingPadded()
     with torch.device("meta"):
@@ -71,7 +71,7 @@ def probe(
         for mode in (FakeTensorMode(), live):
             modes.enter_context(mode)
         _place(model, torch.bfloat16 if bf16 else torch.float32)
-        live.see(list(model.parameters()), list(model.buffers()))
+        live.count(list(model.parameters()), list(model.buffers()))
         gc.collect()
         weights = live.now
         live.reset_peak()
@@ -84,14 +84,14 @@ def probe(
         decision = live.peak
         backward = _backward_peaks(live, model.train(), sketch.loss, train_rows) if train_rows else (0, 0, 0)
         parameters = [(p.numel(), p.requires_grad) for p in model.parameters()]
-        trainable = sum(n for n, wanted in parameters if wanted) if train_rows else 0
+        trainable = sum(n for n, requires_grad in parameters if requires_grad) if train_rows else 0
         small = sum(n for n, _ in parameters if n <= ZERO3_SMALL)
         passes = (needed - weights, *backward)
         return Probe(sum(n for n, _ in parameters), trainable, weights, *passes, small, decision - weights)
 
 
 def _place(model: nn.Module, dtype: torch.dtype) -> None:
-    """Replace meta tensors by fake tensors, which have a device but no memory either."""
+    """Replace meta tensors by fake tensors, which have a device but no memory."""
     made: dict[int, torch.Tensor] = {}
     for module in model.modules():
         for table in (module._parameters, module._buffers):
@@ -101,7 +101,7 @@ def _place(model: nn.Module, dtype: torch.dtype) -> None:
                 if id(old) not in made:
                     new: torch.Tensor = torch.empty(old.shape, dtype=dtype if old.is_floating_point() else old.dtype)
                     made[id(old)] = nn.Parameter(new, old.requires_grad) if table is module._parameters else new
-                table[name] = made[id(old)]
+                table[name] = made[id(old)]  # type: ignore[assignment]
 
 
 def _backward_peaks(
@@ -137,21 +137,21 @@ class LiveBytes(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.now = self.peak = 0
-        self._known: dict[int, weakref.ref] = {}
+        self._counted: dict[int, weakref.ref] = {}
 
     def reset_peak(self) -> None:
         """Reset the peak to the bytes alive now."""
         self.peak = self.now
 
-    def see(self, *values: Any) -> None:
+    def count(self, *values: Any) -> None:
         """Count tensors (in any nested structure) that no operation has used yet."""
         for value in values:
             if isinstance(value, (tuple, list)):
-                self.see(*value)
+                self.count(*value)
             elif isinstance(value, dict):
-                self.see(*value.values())
+                self.count(*value.values())
             elif isinstance(value, torch.Tensor):
-                # A fake tensor's own attribute: asking for its device is another operation, which takes long.
+                # The attribute of a fake tensor; its property `device` is another, slow operation.
                 device = value.fake_device if isinstance(value, FakeTensor) else value.device
                 if device.type != "meta":  # shapes only, no memory
                     self._add(value.untyped_storage())
@@ -159,28 +159,28 @@ class LiveBytes(TorchDispatchMode):
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         key, size = id(storage), storage.nbytes()
-        if key in self._known or size == 0:
+        if key in self._counted or size == 0:
             return
 
         def freed(_: object) -> None:
-            del self._known[key]
+            del self._counted[key]
             self.now -= size
 
-        self._known[key] = weakref.ref(storage, freed)
+        self._counted[key] = weakref.ref(storage, freed)
         self.now += size
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation and count its inputs and outputs."""
         result = func(*args, **(kwargs or {}))
-        self.see(args, kwargs, result)
+        self.count(args, kwargs, result)
         return result
 
 
 class _NothingPadded(LiveBytes):
-    """Also answers the only data-dependent question of a forward pass: whether all prompts have the same length."""
+    """Also answers the only data-dependent branch of a forward pass: whether all prompts have the same length."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.prim.device.default:  # most of what is asked, and FakeTensorMode takes long to answer
+        if func is torch.ops.prim.device.default:  # by far the most frequent operation, and slow in FakeTensorMode
             return args[0].fake_device
         if func is torch.ops.aten._local_scalar_dense.default:
             return True

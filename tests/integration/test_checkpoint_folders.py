@@ -160,7 +160,7 @@ def test_another_model_is_an_error(strategy: DeepspeedStrategy, tmp_path: Path) 
     other = strategy.prepare(torch.nn.Linear(4, 2), OPTIM)
     with pytest.raises(ConfigError, match=r"another model: parameter weight of the net has shape \[2, 3\] there and"):
         load_checkpoint(tmp_path, {"net": other}, strategy)
-    with pytest.raises(ConfigError, match="holds no critic"):
+    with pytest.raises(ConfigError, match="does not hold the critic"):
         load_checkpoint(tmp_path, {"critic": other}, strategy)
     deeper = strategy.prepare(torch.nn.Sequential(torch.nn.Linear(3, 2)), OPTIM)
     with pytest.raises(ConfigError, match=r"parameter 0.bias of the net has shape none there and \[2\] here"):

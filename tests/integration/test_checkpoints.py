@@ -288,7 +288,7 @@ def test_checkpoints_of_another_model_are_refused_in_one_line(
     save(DeepspeedStrategy(StrategyConfig()), folder / "checkpoints", 4)
     with pytest.raises(SystemExit) as stop:
         train(flags_of(policy_folder, folder, "--load_checkpoint", *EVERYTHING))
-    assert stop.value.code == 2 and "holds no actor" in capsys.readouterr().err
+    assert stop.value.code == 2 and "does not hold the actor" in capsys.readouterr().err
 
 
 # ----------------------------------------------------------------------------------- what one sees of it

@@ -13,7 +13,7 @@ import torch
 
 from cli.eval_vla import main as evaluate
 from cli.train_ppo_vla import main as train_ppo
-from rlvla.checkpoints.checks import check_first_decisions
+from rlvla.checkpoints.policy_folder import check_first_decisions
 from rlvla.envs.base import Observation
 from rlvla.models.actor import Actor, ActorConfig
 from rlvla.models.families import check_checkpoint, checkpoint_overrides

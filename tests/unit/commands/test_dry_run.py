@@ -78,7 +78,7 @@ def test_ppo(policy_folder: Path, tmp_path: Path, nothing_starts: None, capsys: 
     held = 2 * 3 * weights + weights  # two trained models with moments, and the reference
     passing = max(rows[f"{model}: pass without gradients"] for model in ("actor", "critic", "reference"))
     assert rows["total on the device while they are scored"] == pytest.approx(held + passing, abs=0.5)
-    decision = rows["answer to a batch of observations"]
+    decision = rows["decisions for a batch of observations"]
     assert rows["total on the device while episodes are played"] == pytest.approx(held + decision, abs=0.5)
     gradients, activations = (rows[f"actor: {part}"] for part in ("gradients", "activations of a micro-batch"))
     assert rows["total on the device at update, at most"] >= held + gradients + activations - 0.5
@@ -89,7 +89,7 @@ def test_copies_of_the_policy_count_where_they_are_in_this_process(
 ) -> None:
     pytest.importorskip("ray")
     flags = ["--pretrain", str(policy_folder), "--save_path", str(tmp_path / "run"), *AMOUNTS, "--dry_run"]
-    elsewhere, part = ["--rollout_backend", "actors", "--ray_address", "local"], "actor that plays ahead"
+    elsewhere, part = ["--rollout_backend", "actors", "--ray_address", "local"], "copy of the actor for rollouts"
     printed = []
     for more in ([], ["--async_rollout"], ["--async_rollout", *elsewhere], elsewhere):
         train([*flags, *more])
