@@ -20,7 +20,7 @@ from rlvla.rollout import RolloutEngine
 from rlvla.trainer.algorithm_config import learner_needs_reference
 from rlvla.trainer.config import PPOConfig
 from rlvla.trainer.ppo_trainer import PPOTrainer
-from rlvla.trainer.progress.signal import trainable_and_all
+from rlvla.trainer.progress.report import trainable_and_all
 from rlvla.trainer.reward_sources import tie_to_learner, waits_on_host
 from rlvla.utils.deepspeed.config import launched_rank
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy

@@ -1,8 +1,8 @@
-"""A page that follows a run while it goes on: metrics, newest videos, log.
+"""Live page of a run (`--live`): metrics, newest videos, log.
 
-It is served on this machine only (127.0.0.1), below a path that nobody can guess, for reading only, and ends with the
-run. What is served is the page itself, `metrics.jsonl`, the last lines of the log since the start, and the files that
-are in `videos/` at that moment, by their names in it: a path is compared with names, and never opened.
+The page is read-only, served on 127.0.0.1 below a secret path, and ends with the run. It serves the page itself,
+`metrics.jsonl`, the last lines of the log, and the files in `videos/`. A requested path is compared with their names
+and never opened.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from rlvla.utils.terminal import log, without_codes
 HOST = "127.0.0.1"
 VIDEOS = "videos"
 _LINES = 1000  # of the log
-_MOST_BYTES = 2_000_000  # of metrics in one answer
+_MAX_BYTES = 2_000_000  # of metrics in one answer
 _NEWEST = 6  # videos
 _CLIENT_SECONDS = 20.0
-_SECONDS = 5  # between two looks of the page
-_PIECE = 1 << 18  # bytes of a video that are held at a time
+_SECONDS = 5  # polling interval of the page
+_CHUNK = 1 << 18  # bytes of a video in memory at a time
 _RANGE = re.compile(r"bytes=(\d{0,15})-(\d{0,15})")
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; media-src 'self'; "
@@ -44,7 +44,7 @@ _POLICY = (
 
 
 class _LogLines(logging.Handler):
-    """Keeps the last lines of the log; they are counted from 0."""
+    """Buffer of the last lines of the log, counted from 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class _LogLines(logging.Handler):
         self.count += 1
 
     def since(self, number: int) -> tuple[list[str], int]:
-        """The lines from this number on, as far as they are kept, and the number of all."""
+        """The buffered lines from this number on, and the total number."""
         self.acquire()
         try:
             kept = list(self._lines)
@@ -67,7 +67,7 @@ class _LogLines(logging.Handler):
 
 
 class LiveRun:
-    """What the page shows of a run.
+    """Content of the page.
 
     Args:
         folder: the run folder.
@@ -82,29 +82,29 @@ class LiveRun:
         )
 
     def status(self, metrics: int, lines: int) -> dict[str, Any]:
-        """What is new.
+        """Updates since the last request of the page.
 
         Args:
-            metrics: bytes of `metrics.jsonl` that the page has.
-            lines: lines of the log that it has.
+            metrics: bytes of `metrics.jsonl` received so far.
+            lines: lines of the log received so far.
 
         Returns:
-            `metrics`: new lines; `from`: where they begin, 0 if all are sent anew; `to`: where they end; `log` and
-            `log_to`; `videos`: names of the newest, the latest first.
+            `metrics`: new lines; `from`: their first byte, 0 if all are sent again; `to`: their end; `log` and
+            `log_to`; `videos`: names of the newest, latest first.
         """
         begin, text = self._metrics_from(metrics)
-        said, count = self.log.since(lines)
+        log_lines, count = self.log.since(lines)
         return {
             "from": begin,
             "metrics": text.decode("utf-8", errors="replace"),
             "to": begin + len(text),
-            "log": said,
+            "log": log_lines,
             "log_to": count,
             "videos": list(self.videos())[:_NEWEST],
         }
 
     def _metrics_from(self, begin: int) -> tuple[int, bytes]:
-        """Whole lines of `metrics.jsonl` from a byte on; all of them if no line begins there, as in a new file."""
+        """Complete lines of `metrics.jsonl` from a byte on, or from 0 if no line begins there (a rewritten file)."""
         path = self._folder / METRICS_FILE
         try:
             with path.open("rb") as file:
@@ -113,20 +113,20 @@ class LiveRun:
                 file.seek(max(0, begin - 1))
                 if begin and file.read(1) != b"\n":
                     begin = file.seek(0)
-                text = file.read(_MOST_BYTES)
+                text = file.read(_MAX_BYTES)
         except OSError:
             return 0, b""
         return begin, text[: text.rfind(b"\n") + 1]
 
     def videos(self) -> dict[str, Path]:
-        """Name below `videos/` -> file, the latest first; links are left out."""
-        found = []
+        """Name below `videos/` -> file, latest first; links are left out."""
+        files: list[Path] = []
         for folder in (self._folder / VIDEOS).glob("iteration_*"):
             if folder.is_symlink() or not folder.is_dir():
                 continue
-            found += [path for path in folder.glob("*.mp4") if path.is_file() and not path.is_symlink()]
-        found.sort(key=lambda path: (path.parent.name, path.name), reverse=True)
-        return {f"{path.parent.name}/{path.name}": path for path in found}
+            files += [path for path in folder.glob("*.mp4") if path.is_file() and not path.is_symlink()]
+        files.sort(key=lambda path: (path.parent.name, path.name), reverse=True)
+        return {f"{path.parent.name}/{path.name}": path for path in files}
 
 
 class _Server(ThreadingHTTPServer):
@@ -136,20 +136,20 @@ class _Server(ThreadingHTTPServer):
     token: str
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away, or a file that could not be read, does not concern the run."""
+        """Ignore disconnected clients and unreadable files."""
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers GET and HEAD; everything else is refused."""
+    """Answers GET and HEAD requests only."""
 
     server: _Server
-    protocol_version = "HTTP/1.1"  # parts of files are known since then; still an answer per connection
+    protocol_version = "HTTP/1.1"  # for range requests; each connection still has one request
     server_version, sys_version = "rlvla", ""
     timeout = _CLIENT_SECONDS
 
     def do_GET(self) -> None:
-        """Answer one of the three addresses."""
-        # Another name that leads here would be a foreign page that has pointed its own at this machine.
+        """Serve the page, `status.json`, or a video."""
+        # Refuse other host names: DNS rebinding by a foreign page.
         if self.headers.get("Host", "").rpartition(":")[0] not in (HOST, "localhost"):
             return self.send_error(HTTPStatus.FORBIDDEN)
         address = urlsplit(self.path)
@@ -159,51 +159,51 @@ class _Handler(BaseHTTPRequestHandler):
         if not rest:
             return self._answer("text/html; charset=utf-8", self.server.run.page)
         if rest == "status.json":
-            asked = parse_qs(address.query)
-            numbers = [_number(asked.get(name, ["0"])[0]) for name in ("metrics", "log")]
+            query = parse_qs(address.query)
+            numbers = [_number(query.get(name, ["0"])[0]) for name in ("metrics", "log")]
             return self._answer("application/json", json.dumps(self.server.run.status(*numbers)).encode())
         video = self.server.run.videos().get(unquote(rest).removeprefix(f"{VIDEOS}/"))
         if video is None:
             return self.send_error(HTTPStatus.NOT_FOUND)
-        return self._send_file("video/mp4", video)
+        return self._send_video(video)
 
     do_HEAD = do_GET
 
-    def _answer(self, kind: str, content: bytes) -> None:
-        self._begin(HTTPStatus.OK, kind, len(content))
+    def _answer(self, content_type: str, content: bytes) -> None:
+        self._begin(HTTPStatus.OK, content_type, len(content))
         if self.command != "HEAD":
             self.wfile.write(content)
 
-    def _send_file(self, kind: str, path: Path) -> None:
-        """Send a file, or the part of it that is asked for (`Range`), a piece at a time."""
+    def _send_video(self, path: Path) -> None:
+        """Send a file, or the requested `Range` of it, in chunks."""
         try:
             file = path.open("rb")
         except OSError:
             return self.send_error(HTTPStatus.NOT_FOUND)
         with file:
             size = os.fstat(file.fileno()).st_size
-            asked = _part(self.headers.get("Range", ""), size) if self.command == "GET" else None
-            part, more = range(size) if asked is None else asked, {"Accept-Ranges": "bytes"}
-            status = HTTPStatus.OK
-            if asked is not None:
-                status = HTTPStatus.PARTIAL_CONTENT if part else HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
-                more["Content-Range"] = f"bytes {f'{part.start}-{part.stop - 1}' if part else '*'}/{size}"
-            self._begin(status, kind, len(part), more)
-            file.seek(part.start)
-            left = 0 if self.command == "HEAD" else len(part)
-            while left and (piece := file.read(min(left, _PIECE))):
-                self.wfile.write(piece)
-                left -= len(piece)
+            requested = _byte_range(self.headers.get("Range", ""), size) if self.command == "GET" else None
+            span, status, headers = range(size), HTTPStatus.OK, {"Accept-Ranges": "bytes"}
+            if requested is not None:
+                span = requested
+                status = HTTPStatus.PARTIAL_CONTENT if span else HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
+                headers["Content-Range"] = f"bytes {f'{span.start}-{span.stop - 1}' if span else '*'}/{size}"
+            self._begin(status, "video/mp4", len(span), headers)
+            file.seek(span.start)
+            left = 0 if self.command == "HEAD" else len(span)
+            while left and (chunk := file.read(min(left, _CHUNK))):
+                self.wfile.write(chunk)
+                left -= len(chunk)
 
-    def _begin(self, status: HTTPStatus, kind: str, length: int, more: Mapping[str, str] | None = None) -> None:
+    def _begin(self, status: HTTPStatus, kind: str, length: int, headers: Mapping[str, str] | None = None) -> None:
         self.send_response(status)
-        headers = {"Content-Type": kind, "Content-Length": str(length), "Connection": "close", **(more or {})}
-        for name, value in headers.items():
+        common = {"Content-Type": kind, "Content-Length": str(length), "Connection": "close"}
+        for name, value in {**common, **(headers or {})}.items():
             self.send_header(name, value)
         self.end_headers()
 
     def end_headers(self) -> None:
-        """Add what keeps other pages out."""
+        """Add security headers."""
         for name, value in (
             ("Content-Security-Policy", _POLICY),
             ("X-Content-Type-Options", "nosniff"),
@@ -215,21 +215,21 @@ class _Handler(BaseHTTPRequestHandler):
         super().end_headers()
 
     def log_message(self, *args: object) -> None:
-        """Say nothing in the log of the run."""
+        """Do not log requests."""
 
 
 def _number(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 0
 
 
-def _part(asked: str, size: int) -> range | None:
-    """The bytes that a `Range` header asks for, none if the file ends before; None if it asks for no one part.
+def _byte_range(header: str, size: int) -> range | None:
+    """The bytes of a `Range` header, empty beyond the end of the file; None if it is not a single valid range.
 
     Args:
-        asked: `bytes=FIRST-LAST`, `bytes=FIRST-` or `bytes=-NUMBER`, which are the last ones.
-        size: of the file in bytes.
+        header: `bytes=FIRST-LAST`, `bytes=FIRST-` or `bytes=-NUMBER` (the last ones).
+        size: size of the file in bytes.
     """
-    match = _RANGE.fullmatch(asked)
+    match = _RANGE.fullmatch(header)
     if match is None or not any(match.groups()):
         return None
     first, last = match.groups()
@@ -240,8 +240,8 @@ def _part(asked: str, size: int) -> range | None:
     return range(min(int(first), size), min(int(last) + 1, size) if last else size)
 
 
-def _started(folder: Path, port: int) -> tuple[_Server, threading.Thread]:
-    """The server, in its thread."""
+def _start(folder: Path, port: int) -> tuple[_Server, threading.Thread]:
+    """Start the server in a thread."""
     run = LiveRun(folder, run_name(str(folder)))
     try:
         server = _Server((HOST, port), _Handler)
@@ -259,18 +259,18 @@ def _started(folder: Path, port: int) -> tuple[_Server, threading.Thread]:
 
 @contextmanager
 def live_page(folder: Path, port: int) -> Iterator[str | None]:
-    """Serve the page of a run during the block, in a thread; yields its address.
+    """Serve the page of a run in a thread within the block; yields its address.
 
-    A page that cannot be served is a warning and yields None: it is no reason for a run to end.
+    If the page cannot be served, a warning is logged and None is yielded; the run continues.
 
     Args:
         folder: the run folder.
-        port: the port; 0, or one that is taken, means any free one.
+        port: the port; 0 or a taken one means any free port.
     """
     try:
-        server, thread = _started(folder, port)
+        server, thread = _start(folder, port)
     except (OSError, RuntimeError, ImportError) as error:
-        log.warning(f"--live: the page cannot be served ({error}); the run goes on without it")
+        log.warning(f"--live: the page cannot be served ({error}); the run continues without it")
         yield None
         return
     log.addHandler(server.run.log)

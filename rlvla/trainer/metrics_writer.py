@@ -1,4 +1,4 @@
-"""Writing the metrics of a run to `metrics.jsonl`, and on request to TensorBoard and Weights & Biases."""
+"""Metrics of a run in `metrics.jsonl`, TensorBoard, and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rlvla.utils.video import encode_gif
 
 # Layout of TensorBoard's Custom Scalars page: category -> chart -> regular expressions, matched at the start of a name.
 Layout = dict[str, dict[str, list[str]]]
-_Image = tuple[Any, int, float]  # of TensorBoard: summary, step, wall time
+_Image = tuple[Any, int, float]  # TensorBoard summary, step, wall time
 # Category names differ between the commands because TensorBoard merges equal ones when it shows several runs.
 SFT_LAYOUT: Layout = {
     "supervised training": {
@@ -60,18 +60,18 @@ OFF_POLICY_OVERVIEW |= {"critic/td_error": "0_overview/5_td_error", "critic/q_me
 
 
 class _Board:
-    """TensorBoard's event files; scalars that find no room are kept and written later.
+    """TensorBoard's event files; on a full disk, scalars are kept and written later.
 
     Args:
-        folder: where the event files go.
+        folder: folder of the event files.
     """
 
     def __init__(self, folder: Path):
-        self._kind = require("torch.utils.tensorboard", extra="all").SummaryWriter
+        self._writer_class = require("torch.utils.tensorboard", extra="all").SummaryWriter
         self._folder, self._best_effort = folder, BestEffortWriter(str(folder))
         self._writer: Any = None
-        self._waiting: list[tuple[int | None, Callable[[Any], object]]] = []  # step and work
-        self.purged_from: int | None = None  # readers forget earlier events of this step and later ones
+        self._waiting: list[tuple[int | None, Callable[[Any], object]]] = []  # step, function that adds events
+        self.purged_from: int | None = None  # readers drop earlier events of this step and later ones
 
     def write(self, add: Callable[[Any], object], step: int | None = None, *, keep: bool = True) -> None:
         """Call `add` with the SummaryWriter.
@@ -79,7 +79,7 @@ class _Board:
         Args:
             add: adds events.
             step: their step, if they have one.
-            keep: try again later if there is no room.
+            keep: try again later if the disk is full.
         """
         self._waiting.append((step, add))
         if not self._best_effort.attempt(self._write) and not keep:
@@ -90,12 +90,12 @@ class _Board:
         require_room(self._folder)
         try:
             if self._writer is None:
-                self._writer = self._kind(str(self._folder), purge_step=self.purged_from)
+                self._writer = self._writer_class(str(self._folder), purge_step=self.purged_from)
             for _, add in self._waiting:
                 add(self._writer)
             self._writer.flush()
         except (OSError, RuntimeError):
-            # A writer that has failed once never recovers; the next one repeats what this one may have written.
+            # A writer never recovers from a failure; the next one repeats the events it may have written.
             if self._writer is not None:
                 steps = [step for step, _ in self._waiting if step is not None]
                 self._writer, self.purged_from = None, min(steps, default=None)
@@ -103,7 +103,7 @@ class _Board:
         self._waiting.clear()
 
     def images(self) -> list[_Image]:
-        """The images that TensorBoard shows now."""
+        """The images currently shown by TensorBoard."""
         from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
         from tensorboard.compat.proto.event_pb2 import SessionLog
 
@@ -125,17 +125,17 @@ class _Board:
 
 
 class MetricsLogger:
-    """Writes scalars to `metrics.jsonl`, one line per step, and to TensorBoard and Weights & Biases on request.
+    """Writes scalars to `metrics.jsonl`, one line per step, and optionally to TensorBoard and Weights & Biases.
 
-    A full disk does not end the run: what finds no room is written later.
+    A full disk does not end the run: pending scalars are written later.
 
     Args:
-        folder: where `metrics.jsonl` and the event files go; None (on all ranks but the main one) writes nothing.
+        folder: folder of `metrics.jsonl` and the event files; None (on all ranks but the main one) writes nothing.
         use_tensorboard: also write event files.
         use_wandb: also log to Weights & Biases; a run resumed in its folder is resumed there as well.
         wandb_run: `project`, `group` and `name` there; by default project `rlvla`, no group, and the folder's name.
         layout: charts of TensorBoard's Custom Scalars page.
-        overview: scalar -> additional name in TensorBoard, chosen so that the most important scalars come first.
+        overview: scalar -> additional name in TensorBoard, which lists the most important scalars first.
     """
 
     def __init__(
@@ -160,32 +160,32 @@ class MetricsLogger:
             self._board = _Board(folder / "tensorboard")
         if use_wandb:
             wandb = require("wandb", extra="wandb")
-            # wandb's tables of final values would hide ours; it still prints the address of the run, unless --quiet.
-            settings = wandb.Settings(quiet=True, silent=is_quiet())
-            given = {name: value for name, value in (wandb_run or {}).items() if value is not None}
+            id_file = folder / "wandb_run_id"
+            if not id_file.exists():
+                id_file.write_text(secrets.token_hex(8), encoding="utf-8")
+            names = {name: value for name, value in (wandb_run or {}).items() if value is not None}
             self._wandb = wandb.init(
-                **{"project": "rlvla", "name": folder.name, **given},
+                **{"project": "rlvla", "name": folder.name, **names},
                 dir=str(folder),
-                id=_wandb_id(folder),
+                id=id_file.read_text(encoding="utf-8"),
                 resume="allow",
-                settings=settings,
+                # wandb's tables of final values would hide ours; it still prints the address of the run.
+                settings=wandb.Settings(quiet=True, silent=is_quiet()),
             )
 
     def reopen(self) -> None:
-        """Go on in new files, after the folder was deleted and made again."""
-        if self._folder is None:
-            return
+        """Continue in new files, after the folder was deleted and created again."""
         if self._lines is not None:
             self._lines.close()
         if self._board is not None:
             self._board.close()
 
     def rewind(self, step: int, *, evaluates_again: bool) -> None:
-        """Forget what the run will log again; called once, before anything is logged.
+        """Delete the scalars that the resumed run will log again; called once, before anything is logged.
 
         Args:
             step: the step from which the run resumes.
-            evaluates_again: forget evaluations of that step.
+            evaluates_again: delete evaluations of that step.
         """
         if self._folder is None or not (self._folder / METRICS_FILE).exists():
             return
@@ -197,7 +197,7 @@ class MetricsLogger:
         self._rewrite(kept, first=step if evaluates_again else step + 1)
 
     def replace_evaluation(self, metrics: dict[str, float], step: int) -> None:
-        """Record the scalars of another evaluation of a step; the former one is forgotten, and everything else stays.
+        """Replace the scalars of the evaluation of a step.
 
         Args:
             metrics: scalars of the evaluation.
@@ -215,11 +215,13 @@ class MetricsLogger:
             self._wandb.log(metrics, step=step)
 
     def _rewrite(self, records: Iterable[dict[str, Any]], first: int, images: Iterable[_Image] = ()) -> None:
-        """Replace the file of metrics, and what TensorBoard shows from step `first` on, by `records` and `images`."""
-        kept = {(record["step"], _is_evaluation(record)): record for record in records}  # of repeated ones, the last
+        """Rewrite `metrics.jsonl` and the events from step `first` on with these records and images."""
+        assert self._folder is not None
+        file = self._folder / METRICS_FILE
+        kept = {(record["step"], _is_evaluation(record)): record for record in records}  # the last of duplicates
         text = "".join(json.dumps(record) + "\n" for record in kept.values())
-        # Without room the file stays as it is; `read_metrics` lets later lines win.
-        BestEffortWriter(METRICS_FILE).attempt(lambda: write_atomic(self._folder / METRICS_FILE, text.encode()))
+        # On a full disk the file stays as it is; `read_metrics` uses the last of duplicate lines.
+        BestEffortWriter(METRICS_FILE).attempt(lambda: write_atomic(file, text.encode()))
         if self._board is None:
             return
         self._board.close()
@@ -231,22 +233,22 @@ class MetricsLogger:
                 values = {name: value for name, value in record.items() if name not in ("step", "time")}
                 self._show(values, int(record["step"]), record["time"])
 
-    def describe(self, parts: Sequence[Any], outcomes: tuple[str, ...] = ("eval/success_at_end",)) -> None:
+    def describe(self, configs: Sequence[Any], outcomes: tuple[str, ...] = ("eval/success_at_end",)) -> None:
         """Record the configuration, as text and as hyperparameters, and the command line.
 
         Args:
-            parts: configuration dataclasses of the run.
+            configs: configuration dataclasses of the run.
             outcomes: scalars by which TensorBoard's HParams page compares runs.
         """
-        configuration = resolved_flags(parts)
+        configuration = resolved_flags(configs)
         if self._board:
             from torch.utils.tensorboard.summary import hparams
 
             lines = "\n".join(f"    {name}: {one_line(value)}" for name, value in configuration.items())
             command = _as_block(shlex.split(command_line()))
-            plain = {name: _as_number_or_text(value) for name, value in configuration.items()}
-            experiment, *others = hparams(plain, dict.fromkeys(outcomes, 0.0))
-            summaries = (_listed_first(experiment, telling_flags(parts)), *others)
+            flags = {name: _as_number_or_text(value) for name, value in configuration.items()}
+            experiment, *others = hparams(flags, dict.fromkeys(outcomes, 0.0))
+            summaries = (_listed_first(experiment, telling_flags(configs)), *others)
 
             def add(writer: Any) -> None:
                 writer.add_text("configuration", lines)
@@ -276,9 +278,9 @@ class MetricsLogger:
 
         def add(writer: Any) -> None:
             for name, value in metrics.items():
-                for shown in (name, self._overview.get(name)):
-                    if shown is not None:
-                        writer.add_scalar(shown, value, step, wall_time)
+                for tag in (name, self._overview.get(name)):
+                    if tag is not None:
+                        writer.add_scalar(tag, value, step, wall_time)
 
         self._lay_out()
         self._board.write(add, step)
@@ -307,7 +309,7 @@ class MetricsLogger:
             self._show_image(Summary(value=[Summary.Value(tag=name, image=image)]), step)
 
     def _show_image(self, summary: Any, step: int, wall_time: float | None = None) -> None:
-        """Add an image to TensorBoard, unless there is no room."""
+        """Add an image to TensorBoard, unless the disk is full."""
         assert self._board is not None
         self._board.write(lambda writer: writer.file_writer.add_summary(summary, step, wall_time), step, keep=False)
 
@@ -322,22 +324,22 @@ class MetricsLogger:
 
 
 def _is_evaluation(record: Mapping[str, Any]) -> bool:
-    """Whether a line of metrics is that of an evaluation rather than an iteration."""
+    """Whether a line of metrics belongs to an evaluation rather than an iteration."""
     return any(name.startswith(("eval/", "eval_sampled/")) for name in record)
 
 
 def _as_number_or_text(value: Any) -> float | str:
-    """A hyperparameter for TensorBoard's table; booleans as words, which it would otherwise show as 0.0000."""
+    """A hyperparameter for TensorBoard's table; booleans as text, which it would otherwise show as 0.0000."""
     if isinstance(value, bool):
         return str(value).lower()
     return value if isinstance(value, (int, float)) else str(value)
 
 
 def _listed_first(experiment: Any, names: Sequence[str]) -> Any:
-    """Mark the hyperparameters that TensorBoard lists first; it shows five unless asked for more.
+    """Mark the hyperparameters that TensorBoard lists first, of which it shows five by default.
 
     TensorBoard lists those marked as differing between runs first, the others alphabetically. All flags are included,
-    because of several runs TensorBoard knows only the flags of the first.
+    because for several runs it only reads the flags of the first.
     """
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
@@ -349,19 +351,11 @@ def _listed_first(experiment: Any, names: Sequence[str]) -> Any:
     return experiment
 
 
-def _wandb_id(folder: Path) -> str:
-    """The id of the folder's run at Weights & Biases; created once and kept in the folder."""
-    file = folder / "wandb_run_id"
-    if not file.exists():
-        file.write_text(secrets.token_hex(8), encoding="utf-8")
-    return file.read_text(encoding="utf-8")
-
-
-def _as_block(words: Sequence[str]) -> str:
+def _as_block(argv: Sequence[str]) -> str:
     """A command as a Markdown code block with one flag per line, since TensorBoard does not wrap lines."""
-    quoted = [shlex.quote(word).replace("\r", " ").replace("\n", "\n    ") for word in words]  # stays in the block
-    broken = "".join((" \\\n      " if word.startswith("--") else " ") + word for word in quoted)
-    return f"    {broken.lstrip()}"
+    quoted = [shlex.quote(token).replace("\r", " ").replace("\n", "\n    ") for token in argv]  # stays in the block
+    lines = "".join((" \\\n      " if token.startswith("--") else " ") + token for token in quoted)
+    return f"    {lines.lstrip()}"
 
 
 def ppo_layout(rewards: Iterable[str]) -> Layout:
@@ -378,7 +372,7 @@ def ppo_layout(rewards: Iterable[str]) -> Layout:
             "success once": ["rollout/success_once", "eval/success_once"],
             "reward per episode" + ", by source" * (len(names) > 1): [f"reward/({sources})$"],
             "episode length": ["rollout/episode_length", "eval/episode_length"],
-            "share of groups or episodes with a signal": ["rollout/signal_share"],
+            "fraction of groups or episodes with a signal": ["rollout/signal_share"],
         },
         "is it stable?": {
             "entropy": ["actor/entropy"],
@@ -399,11 +393,11 @@ def ppo_layout(rewards: Iterable[str]) -> Layout:
 
 
 def off_policy_layout(rewards: Iterable[str]) -> Layout:
-    """That of off-policy runs, see `ppo_layout`."""
+    """The TensorBoard layout of off-policy runs, see `ppo_layout`."""
     layout = ppo_layout(rewards)
     del layout["is it stable?"]
     layout["are its values right?"] = {
-        "values, and what they are to be": ["critic/q_mean", "critic/target_mean"],
+        "values and their targets": ["critic/q_mean", "critic/target_mean"],
         "TD error": ["critic/td_error"],
         "entropy": ["actor/entropy", "actor/choice_entropy"],
         "temperatures": ["actor/temperature_.*"],
@@ -414,6 +408,6 @@ def off_policy_layout(rewards: Iterable[str]) -> Layout:
         "decisions": ["replay/rows", "replay/relabelled"],
         "mean weight of drawn decisions": ["replay/is_weight_mean"],
         "age of priorities and scores, in updates": ["replay/td_age_mean", "replay/score_age_mean"],
-        "share without a score": ["replay/unjudged_share"],
+        "fraction without a score": ["replay/unjudged_share"],
     }
     return layout

@@ -12,7 +12,7 @@ import torch
 from cli.train_ppo_vla import main as train
 from rlvla.rollout import RolloutEngine
 from rlvla.trainer import updater as updates
-from rlvla.trainer.progress.clock import RunClock
+from rlvla.trainer.progress.report import RunClock
 from rlvla.utils.files import read_metrics
 
 FLAGS = [

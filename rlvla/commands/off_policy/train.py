@@ -22,7 +22,7 @@ from rlvla.trainer.models import Models
 from rlvla.trainer.off_policy.config import OffPolicyConfig
 from rlvla.trainer.off_policy.hindsight import MACHINE
 from rlvla.trainer.off_policy.sac import NAME
-from rlvla.trainer.progress.signal import trainable_and_all
+from rlvla.trainer.progress.report import trainable_and_all
 from rlvla.trainer.reward_sources import tie_to_learner
 from rlvla.trainer.trainer import Trainer
 from rlvla.utils.deepspeed.config import launched_rank

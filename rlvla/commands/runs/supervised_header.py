@@ -6,7 +6,7 @@ from torch import nn
 
 from rlvla.commands.new_models import is_new
 from rlvla.data.demonstrations import Demonstrations
-from rlvla.trainer.progress.signal import trainable_and_all
+from rlvla.trainer.progress.report import trainable_and_all
 from rlvla.trainer.supervised.config import RewardModelConfig, SFTConfig, SupervisedRunConfig
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.terminal import count, header

@@ -1,1 +1,1 @@
-"""Where a run stands: what it trains, how long it will take, whether it still gains, and its learning curve."""
+"""Progress of a run: time left, signal, plateaus, learning curve."""

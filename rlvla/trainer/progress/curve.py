@@ -1,4 +1,4 @@
-"""The picture of success and entropy over a run, which grows while the run goes on."""
+"""Plot of success and entropy over a run, updated during the run."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rlvla.evaluation.pages import run_name
 from rlvla.evaluation.statistics import interval_of_metrics, wilson_interval
 from rlvla.utils.files import BestEffortWriter, read_metrics, write_atomic
 
-_SECONDS = 30.0  # between two pictures, at least
-_SHARE = 0.02  # of the time of a run that drawing may take
+_SECONDS = 30.0  # minimum interval
+_TIME_FRACTION = 0.02  # maximum fraction of the run time
 
 
 class GrowingCurve:
-    """Draws the learning curve again now and then, so rarely that the run is not slowed.
+    """Redraws the learning curve at intervals that keep its cost negligible.
 
     Args:
         folder: the run folder.
-        draw: writes the picture.
+        draw: writes the plot.
         now: clock in seconds.
     """
 
@@ -37,21 +37,21 @@ class GrowingCurve:
         self._next = now() + _SECONDS
 
     def update(self) -> bool:
-        """Draw if it is time; returns whether it was."""
+        """Redraw if due; returns whether it was."""
         start = self._now()
         if start < self._next:
             return False
         self._best_effort.attempt(lambda: self._draw(self._folder))
         end = self._now()
-        self._next = end + max(_SECONDS, (end - start) / _SHARE)
+        self._next = end + max(_SECONDS, (end - start) / _TIME_FRACTION)
         return True
 
 
 def save_learning_curve(folder: Path) -> Path | None:
     """Plot success (rollout, and evaluation with 95 % interval) and entropy over episodes; None without metrics.
 
-    The success of a rollout is that of the policy which played it, before the update: the curve begins with the initial
-    policy at 0 episodes.
+    The success of a rollout belongs to the policy before the update: the curve begins with the initial policy at 0
+    episodes.
     """
     records = read_metrics(folder)
     if not records:
@@ -99,20 +99,20 @@ def save_learning_curve(folder: Path) -> Path | None:
 
 
 def trained_before(records: Sequence[Mapping[str, Any]]) -> list[float]:
-    """The episodes that the policy of each rollout had been trained on, from the records of the iterations."""
+    """Number of episodes that the policy of each rollout was trained on, from the records of the iterations."""
     before, trained = (0, 0.0), []
     for record in records:
         step, total = record["step"], record["total/episodes"]
-        # Iterations that were not logged are taken to have had as many episodes as this one.
+        # Iterations that were not logged are assumed to have had as many episodes as this one.
         trained.append(total - (total - before[1]) / (step - before[0]))
         before = (step, total)
     return trained
 
 
 def start_of(records: Sequence[Mapping[str, Any]]) -> tuple[float, float, float, str] | None:
-    """Success of the initial policy, its 95 % interval and how it was measured; None if it was not.
+    """Success of the initial policy, its 95 % interval and kind of measurement; None without one.
 
-    That is the evaluation before training or, without one, the sampled success of the first iteration.
+    Measured by the evaluation before training, else by the sampled success of the first iteration.
     """
     for record in records:
         if record["step"] == 0 and "eval/success_at_end" in record:

@@ -1,4 +1,4 @@
-"""The settings of supervised training: fine-tuning of a policy, and the reward model."""
+"""Flags of supervised training: fine-tuning of a policy, and the reward model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SFT_LOSSES = ("l1", "nll")
 
 @dataclass(frozen=True)
 class SupervisedRunConfig:
-    """Data, initial checkpoint and run folder of supervised training, of whatever kind."""
+    """Data, initial checkpoint and run folder of any supervised training."""
 
     demos: tuple[str, ...] = arg(
         ("runs/demos/demos.hdf5",),
@@ -50,7 +50,7 @@ class SupervisedRunConfig:
     heldout_tasks: tuple[str, ...] = heldout_tasks_flag()
     center_crop: bool | None = arg(None, "crop images to 90 % of their area (default: the checkpoint's, else no)")
     unnorm_key: str | None = arg(None, "entry of the dataset statistics (default: the only one)", metavar="KEY")
-    seed: int = arg(0, "seed of weights, batches and what is held out", minimum=0, maximum=MAX_SEED, essential=True)
+    seed: int = arg(0, "seed of weights, batches and held-out data", minimum=0, maximum=MAX_SEED, essential=True)
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class SFTConfig(LoggingConfig):
     )
     lr_warmup_ratio: float = arg(
         0.03,
-        "share of the optimizer steps spent warming up",
+        "fraction of the optimizer steps spent warming up",
         minimum=0,
         maximum=1,
         aliases=("warmup_ratio", "lr_warmup_steps_ratio"),
@@ -198,12 +198,12 @@ class SFTConfig(LoggingConfig):
 
 @dataclass(frozen=True)
 class ValidationConfig:
-    """Measurements during supervised fine-tuning, on held-out demonstrations and by playing episodes."""
+    """Measurements during supervised fine-tuning, on held-out demonstrations and by episodes."""
 
     heldout_share: float = arg(
         0.0,
-        "share of the initial states whose demonstrations are held out, to compare loss, accuracy and action errors on "
-        "them with those on training rows (0.1 is a good value)",
+        "fraction of the initial states whose demonstrations are held out, to compare loss, accuracy and action errors "
+        "with those on training rows (0.1 is a good value)",
         minimum=0,
         below=1,
         essential=True,
@@ -214,7 +214,7 @@ class ValidationConfig:
         minimum=1,
     )
     heldout_rows: int = arg(
-        512, "decisions that are measured, of the training rows and of the held-out rows", minimum=1
+        512, "decisions per measurement, of the training rows and of the held-out rows each", minimum=1
     )
     eval_epochs: float = arg(
         0.0,
@@ -226,8 +226,8 @@ class ValidationConfig:
     eval_episodes: int = arg(20, "--eval_epochs: episodes per task", minimum=1)
     eval_samples: int = arg(
         8,
-        "--eval_epochs: attempts with sampled actions at each initial state at the end, which show whether "
-        "reinforcement learning can start from the policy",
+        "--eval_epochs: final attempts with sampled actions at each initial state, which show whether reinforcement "
+        "learning can start from the policy",
         minimum=0,
         maximum=10_000,
     )
@@ -247,7 +247,7 @@ class ValidationConfig:
 
     @property
     def active(self) -> bool:
-        """Whether anything is measured apart from the training batches."""
+        """Whether there are measurements apart from the training batches."""
         return bool(self.heldout_share or self.eval_epochs)
 
 
@@ -293,7 +293,7 @@ class RewardModelConfig(LoggingConfig):
     )
     lr_warmup_ratio: float = arg(
         0.05,
-        "share of the optimizer steps spent warming up",
+        "fraction of the optimizer steps spent warming up",
         minimum=0,
         maximum=1,
         aliases=("warmup_ratio", "lr_warmup_steps_ratio"),

@@ -1,8 +1,8 @@
-"""A supervised loss on demonstrations added to each optimizer step of the policy (PTX, Ouyang et al. 2022)."""
+"""Supervised loss on demonstrations in each optimizer step of the policy (PTX, Ouyang et al. 2022)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlvla.algorithms.losses import aggregate_loss
 from rlvla.data.demonstrations import Demonstrations
@@ -48,7 +48,7 @@ class DemonstrationLoss:
 
         Args:
             engine: engine of the actor.
-            step: iteration, epoch and number of the step, which seed the choice of rows.
+            step: iteration, epoch and number of the step, which seed the sampling of rows.
             metrics: receives `actor/ptx_loss` (nats per token, without the coefficient) and `actor/ptx_accuracy`.
         """
         strategy = self._strategy
@@ -59,9 +59,10 @@ class DemonstrationLoss:
         tokens = max(1.0, strategy.all_reduce({"n": float(batch.action_mask.sum())}, "sum")["n"])
         count = -(-self._size // (self._micro_rows * strategy.world_size))
         engine.train()
+        policy: Any = engine.module
         for micro in micro_batches(batch, self._micro_rows, count):
             micro = micro.to(strategy.device)
-            output = engine(**engine.module.score(micro, 1.0), wants=("loss",))
+            output = engine(**policy.score(micro, 1.0), wants=("loss",))
             mask = micro.action_mask
             loss = aggregate_loss(output["loss"], mask, "token-mean", num_tokens=tokens, dp_size=strategy.world_size)
             engine.backward(self._coef * loss, last=False)

@@ -1,9 +1,11 @@
-"""Training a `RewardModel`, which predicts success and progress of an episode from single frames."""
+"""Training of a `RewardModel`, which predicts success and progress of an episode from single frames."""
 
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +26,7 @@ from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.seeding import derive_rng
 
 CENTERING = 1e-3
-PAIRS_PER_EPISODE = 8  # pairs in an epoch, per training episode: all pairs grow with the square of the episodes
+PAIRS_PER_EPISODE = 8  # pairs in an epoch, per training episode; their total number grows quadratically
 
 
 def label_weights(success: torch.Tensor, balance: float) -> torch.Tensor:
@@ -190,34 +192,43 @@ class RewardModelTrainer:
         positions, num_pairs = torch.empty(0, dtype=torch.long), len(rows)
         if self._frames is not None:
             rows, positions = self._frames.of([index for pair in rows.tolist() for index in self._pairs[pair]])
-        model: RewardModel = self._engine.module
-        device, data = self._strategy.device, self._rows
+        model: Any = self._engine.module
+        device, data, world = self._strategy.device, self._rows, self._strategy.world_size
         inputs = data.inputs.index(rows)
         labels = {"success": data.success[rows], "progress": data.progress[rows], "failed": data.failed[rows]}
         logits = self._engine(**model.score(inputs.to(device)))
-        on_device = {name: label.to(device) for name, label in labels.items()}
-        counts = {"total_weight": float(label_weights(labels["success"], self._balance).sum()), "num_frames": len(rows)}
-        counts["num_pairs"] = float(num_pairs)
-        totals = self._strategy.all_reduce(counts, "sum") | {"dp_size": self._strategy.world_size}
-        total_pairs = totals.pop("num_pairs")
+        success = labels["success"].to(device)
+        weight = float(label_weights(labels["success"], self._balance).sum())
+        counts = {"weight": weight, "frames": len(rows), "pairs": float(num_pairs)}
+        totals = self._strategy.all_reduce(counts, "sum")
+        frame_loss = partial(
+            reward_model_loss,
+            logits,
+            progress=labels["progress"].to(device),
+            failed=labels["failed"].to(device),
+            config=self._config,
+            balance=self._balance,
+            total_weight=totals["weight"],
+            num_frames=totals["frames"],
+            dp_size=world,
+        )
         if self._frames is None:
-            loss = reward_model_loss(logits, **on_device, config=self._config, balance=self._balance, **totals)
+            loss = frame_loss(success=success)
         else:
             scores = episode_scores(logits, positions.to(device), 2 * num_pairs)
-            world = self._strategy.world_size
-            loss = bradley_terry_loss(scores[0::2], scores[1::2], num_pairs=total_pairs, dp_size=world)
-            on_device["success"] = torch.full_like(on_device["success"], math.nan)  # progress alone
-            loss = loss + reward_model_loss(logits, **on_device, config=self._config, balance=self._balance, **totals)
+            loss = bradley_terry_loss(scores[0::2], scores[1::2], num_pairs=totals["pairs"], dp_size=world)
+            loss = loss + frame_loss(success=torch.full_like(success, math.nan))  # progress alone
         norm = self._engine.backward(loss, last=True)
+        assert norm is not None
         means.mean({"reward_model/loss": loss}, 1.0)
         means.mean({"reward_model/grad_norm": norm}, float(math.isfinite(norm)))
         if not self._bad.check("reward_model", norm, inputs, step, labels):
-            means.total({"reward_model/skipped_steps": 1.0 / self._strategy.world_size})
+            means.total({"reward_model/skipped_steps": 1.0 / world})
 
     def evaluate(self) -> dict[str, float]:
         """AUROC and calibration error at the last frame, and Spearman correlation of progress with time, held out."""
         self._engine.train(False)
-        model: RewardModel = self._engine.module
+        model: Any = self._engine.module
         probabilities, outcomes, correlations = [], [], []
         for index in self._heldout:
             rows = FrameRows.of(self._demos, [index], self._model).inputs.to(self._strategy.device)
@@ -237,18 +248,18 @@ class RewardModelTrainer:
         }
 
     def _pair_metrics(self) -> dict[str, float]:
-        """With --pairs: the share of held-out pairs whose better episode has the higher score; ties count half."""
+        """With --pairs: fraction of held-out pairs whose better episode has the higher score; ties count half."""
         if self._config.pairs is None:
             return {}
         pairs = ranked_pairs(self._demos, self._heldout, self._config.pairs)
         if not pairs:
             return {"reward_model/heldout_pairs": 0.0}
-        model: RewardModel = self._engine.module
+        model: Any = self._engine.module
         scores = {}
         for index in self._heldout:
             frames = EpisodeFrames(self._demos, [index], self._config.pair_frames, self._model)
             with torch.no_grad():
                 logits = self._engine(**model.score(frames.rows.inputs.to(self._strategy.device))).cpu()
             scores[index] = float(logits[:, 0].mean())
-        right = sum(float(scores[i] > scores[j]) + 0.5 * (scores[i] == scores[j]) for i, j in pairs)
-        return {"reward_model/pair_accuracy": right / len(pairs), "reward_model/heldout_pairs": float(len(pairs))}
+        correct = sum(float(scores[i] > scores[j]) + 0.5 * (scores[i] == scores[j]) for i, j in pairs)
+        return {"reward_model/pair_accuracy": correct / len(pairs), "reward_model/heldout_pairs": float(len(pairs))}

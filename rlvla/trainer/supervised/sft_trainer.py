@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: cross-entropy on the action tokens of demonstrations."""
+"""Supervised fine-tuning of a policy on demonstrations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from rlvla.checkpoints.policy_folder import PolicyRecord, export_policy
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.rows import DemonstrationRows
 from rlvla.experience import Experience
-from rlvla.models.policy import Policy
 from rlvla.trainer.guards import BadSteps
 from rlvla.trainer.measurements import Stopwatch, Throughput
 from rlvla.trainer.metrics import Metrics
@@ -25,9 +24,12 @@ from rlvla.trainer.models import WeightAverage
 from rlvla.trainer.observers import OptimizerStep
 from rlvla.trainer.replay import micro_batches
 from rlvla.trainer.supervised.config import SFTConfig, ValidationConfig
-from rlvla.trainer.supervised.history import Baselines, History, Measurement, Quality
 from rlvla.trainer.supervised.validation import (
+    Baselines,
+    History,
+    Measurement,
     Playing,
+    Quality,
     Validation,
     metrics_of,
     progress_line,
@@ -45,7 +47,7 @@ from rlvla.utils.terminal import log
 if TYPE_CHECKING:
     from rlvla.models.actor import Actor
 
-COOL_DOWN = 0.1  # of the steps taken when nothing improves any more, in which the learning rate falls to 0
+COOL_DOWN = 0.1  # fraction of the steps so far in which --early_stopping lowers the learning rate to 0
 
 
 class SFTTrainer:
@@ -59,12 +61,12 @@ class SFTTrainer:
         save_path: run folder; the result goes to its subfolder `policy/`.
         record: environment record written into the exported folder.
         fallback_path: parent of the exported folder if it cannot be written to `save_path`.
-        validation: what is measured during training.
-        playing: how episodes are played during training; None: not at all.
+        validation: measurements during training.
+        playing: episodes during training; None: none.
 
     Attributes:
         exported: the exported folder, after `fit`.
-        verdict: what the figures mean, after `fit`.
+        verdict: conclusions, after `fit`.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class SFTTrainer:
             actor,
             OptimConfig(
                 config.learning_rate,
-                tuple(config.adam_betas),
+                (config.adam_betas[0], config.adam_betas[1]),
                 config.l2,
                 config.lr_scheduler,
                 config.lr_warmup_ratio,
@@ -106,8 +108,19 @@ class SFTTrainer:
         self._updates = 0
         self._validation: Validation | None = None
         if validation.active:
-            parts = (self._rows, (train, heldout), demos, self._engine, strategy, validation, config, playing)
-            self._validation = Validation(*parts, self._total, self._per_epoch)
+            self._validation = Validation(
+                self._rows,
+                train,
+                heldout,
+                demos,
+                self._engine,
+                strategy,
+                validation,
+                config,
+                playing=playing,
+                total=self._total,
+                per_epoch=self._per_epoch,
+            )
         self._majority = None if validation.active else training_majority(self._rows, train, strategy.seed)
         self._throughput = Throughput(strategy, actor)
         self._bad = BadSteps(save_path / "bad_batches", config.max_bad_steps, strategy, "step")
@@ -143,7 +156,9 @@ class SFTTrainer:
                     self._throughput.measure_memory(means)
                     last = {**means.reduce(self._strategy), "sft/lr": self._engine.learning_rate}
                     self.logger.log(last, step)
-                    self._note(step, last)
+                    if self._validation is None:  # the conclusions of a run without measurements rest on this loss
+                        quality = Quality(last["sft/loss"], last["sft/accuracy"])
+                        self._history.add(Measurement(step, step / self._per_epoch, quality, learned=self._learned))
                     means, watch = Metrics(), Stopwatch()
                     bar.set_postfix_str(f"loss {last['sft/loss']:.3f} acc {last['sft/accuracy']:.2f}", refresh=False)
                 self._measure(step, bar, last=step == end)
@@ -158,20 +173,14 @@ class SFTTrainer:
         return last
 
     def _cool_down(self, step: int) -> int:
-        """Let the learning rate fall to 0 for the last steps; returns the number of the last one."""
+        """Lower the learning rate to 0 over the last steps; returns the number of the last one."""
         end = min(self._total, step + max(1, round(COOL_DOWN * step)))
         self._engine.cool_down(end - step)
         self._log(
-            f"nothing has improved in {self._patience} measurements: training ends after step {end} of {self._total}, "
-            "until which the learning rate falls to 0"
+            f"no improvement in {self._patience} measurements: training ends after step {end} of {self._total}, with a "
+            "learning rate that falls to 0"
         )
         return end
-
-    def _note(self, step: int, values: dict[str, float]) -> None:
-        """Keep the training loss for the verdict of a run without measurements."""
-        if self._validation is None:
-            quality = Quality(values["sft/loss"], values["sft/accuracy"])
-            self._history.add(Measurement(step, step / self._per_epoch, quality, learned=self._learned))
 
     def _measure(self, step: int, bar: Any, *, last: bool = False) -> None:
         """Measure the policy if it is due, and keep it if it is the best so far."""
@@ -192,7 +201,7 @@ class SFTTrainer:
             try:
                 self._kept = measurement, self._write_policy("best_policy")
             except SaveError as error:
-                self._log(f"warning: {error}; training goes on")
+                self._log(f"warning: {error}; training continues")
 
     def _export(self) -> Path:
         """Export the last policy, or with `early_stopping` the best."""
@@ -214,12 +223,12 @@ class SFTTrainer:
             return export_policy(self._engine, folder, self._strategy, self._record, self._fallback_path)
 
     def _averaged(self) -> AbstractContextManager[None]:
-        """Inside the block the policy has the weights to measure and export: the average, if there is one."""
+        """Use the average of the weights within the block, with --ema_decay."""
         return nullcontext() if self._average is None else self._average.in_place_of_weights()
 
     def _conclude(self, seconds: float) -> None:
-        """Make the attempts that show whether RL can start, and judge the run."""
-        demos, attempts = self._demos, ()
+        """Run the sampled attempts, and draw the conclusions."""
+        demos, attempts = self._demos, tuple[tuple[int, int], ...]()
         if self._validation is not None:
             with self._averaged():
                 attempts = self._validation.attempts(self.exported if self._kept else None)
@@ -229,6 +238,7 @@ class SFTTrainer:
                 tuple(self._history.measurements),
                 baselines,
                 kept=self._kept[0] if self._kept else None,
+                best=self._history.best,
                 seconds=seconds,
                 demonstrated=(sum(demos.success), len(demos.success)),
                 image_size=demos.images[0].shape[2],
@@ -244,13 +254,14 @@ class SFTTrainer:
 
     def _batches(self) -> Iterator[Experience]:
         config, strategy = self._config, self._strategy
-        sizes = (config.train_batch_size, config.max_epochs)
+        sizes = config.train_batch_size, config.max_epochs
         return self._rows.batches(*sizes, strategy.seed, strategy.rank, strategy.world_size, self._train_rows)
 
     def _train_step(self, step: int, batch: Experience, means: Metrics) -> float:
         """One optimizer step; returns the gradient norm."""
         strategy, config = self._strategy, self._config
-        policy: Policy = self._engine.module
+        policy: Any = self._engine.module
+        norm: float | None = None
         tokens = strategy.all_reduce({"n": float(batch.action_mask.sum())}, "sum")["n"]
         count = int(strategy.all_reduce({"n": -(-len(batch) // config.micro_train_batch_size)}, "max")["n"])
         for index, micro in enumerate(micro_batches(batch, config.micro_train_batch_size, count)):
@@ -262,6 +273,7 @@ class SFTTrainer:
             norm = self._engine.backward(loss, last=index == count - 1)
             values = {"sft/loss": output["error"][mask].mean(), "sft/accuracy": output["correct"][mask].mean()}
             means.mean(values, float(mask.sum()))
+        assert norm is not None  # returned with the last micro-batch
         means.mean({"sft/grad_norm": norm}, float(math.isfinite(norm)))
         if not self._bad.check("actor", norm, batch, step, {"temperature": 1.0}):
             means.total({"sft/skipped_steps": 1.0 / strategy.world_size})

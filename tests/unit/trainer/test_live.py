@@ -112,7 +112,7 @@ def test_parts_of_videos_are_served(
 
 
 def test_a_video_is_never_held_as_a_whole(address: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "_PIECE", 4)
+    monkeypatch.setattr(live, "_CHUNK", 4)
     monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail("read as a whole"))
     (folder / "videos" / "iteration_000012" / "long.mp4").write_bytes(b"0123456789")
     assert ask(address, "videos/iteration_000012/long.mp4")[1] == b"0123456789"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlvla.trainer.progress.clock import RunClock
+from rlvla.trainer.progress.report import RunClock
 
 
 class Watch:

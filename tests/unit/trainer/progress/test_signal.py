@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from rlvla.trainer.progress import signal
-from rlvla.trainer.progress.signal import StartDistance, signal_share, trainable_and_all
+from rlvla.trainer.progress import report
+from rlvla.trainer.progress.report import StartDistance, signal_share, trainable_and_all
 from tests.support.ranks import OneRank
 
 
@@ -25,7 +25,7 @@ def test_without_groups_the_usual_score_carries_none() -> None:
 
 @pytest.mark.parametrize("kept", [2**20, 10])
 def test_the_distance_is_relative_to_the_start(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signal, "_SAMPLED", kept)
+    monkeypatch.setattr(report, "_SAMPLED", kept)
     model = nn.Linear(30, 20)
     frozen = model.bias.requires_grad_(False)
     state = torch.get_rng_state()

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from rlvla.trainer.supervised.baselines import majority_tokens, mean_errors, median_actions, nearest_rows
+from rlvla.trainer.supervised.validation import majority_tokens, mean_errors, median_actions, nearest_rows
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlvla.evaluation.results import Rate
-from rlvla.trainer.supervised.history import History, Measurement, Quality, measured_steps, played_steps, since_best
+from rlvla.trainer.supervised.validation import History, Measurement, Quality, measured_steps, played_steps, since_best
 
 
 def measurement(step: int, loss: float | None = None, successes: int | None = None) -> Measurement:

@@ -15,8 +15,15 @@ from rlvla.data.reading import read_demonstrations
 from rlvla.data.rows import DemonstrationRows
 from rlvla.models.actor import Actor
 from rlvla.trainer.supervised.config import SFTConfig, ValidationConfig
-from rlvla.trainer.supervised.history import Baselines, Measurement, Quality
-from rlvla.trainer.supervised.validation import Validation, metrics_of, progress_line, split_for_validation
+from rlvla.trainer.supervised.validation import (
+    Baselines,
+    Measurement,
+    Quality,
+    Validation,
+    metrics_of,
+    progress_line,
+    split_for_validation,
+)
 from tests.support.ranks import ManyRanks, OneRank
 
 CONFIG = ValidationConfig(heldout_share=0.25, heldout_rows=37)
@@ -51,7 +58,9 @@ def validation_of(actor: Actor, demos: Demonstrations, rank: OneRank) -> Validat
     rows = DemonstrationRows(demos, actor)
     train, heldout = (rows.of_episodes(side) for side in split_for_validation(demos, CONFIG, 0))
     sft = SFTConfig(micro_train_batch_size=10)
-    return Validation(rows, (train, heldout), demos, WholeEngine(actor), rank, CONFIG, sft, None, 30, 10)
+    return Validation(
+        rows, train, heldout, demos, WholeEngine(actor), rank, CONFIG, sft, playing=None, total=30, per_epoch=10
+    )
 
 
 def test_the_figures_are_those_of_a_plain_loop(actor: Actor, demos: Demonstrations) -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rlvla.evaluation.results import Rate
-from rlvla.trainer.supervised.history import Baselines, Measurement, Quality
-from rlvla.trainer.supervised.verdict import Facts, judge, relative_error, trend
+from rlvla.trainer.supervised.validation import Baselines, History, Measurement, Quality, relative_error
+from rlvla.trainer.supervised.verdict import Facts, judge, trend
 
 BASELINES = Baselines(0.2, (0.1, 10.0), (0.08, 8.0))
 STEPS = range(0, 101, 10)
@@ -119,6 +119,10 @@ def test_whether_rl_can_start(attempts: tuple[tuple[int, int], ...], rl: str | N
 
 def test_the_policy_that_is_kept_is_named() -> None:
     case = facts(SETTLED, [3.0, 2.0, 1.5, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2.0, 2.1])
+    history = History()
+    for point in case.measurements:
+        history.add(point)
+    case = replace(case, best=history.best)
     hinted = [s for s in judge(case).sentences if "--early_stopping" in s]
     assert hinted and "epoch 3.0" in hinted[0]
     kept = judge(replace(case, kept=case.measurements[3], patience=3)).sentences
