@@ -1,10 +1,10 @@
 """Run a recipe: demonstrations, supervised training, reinforcement learning and evaluations, from one YAML file.
 
-The same command continues after an interrupt and skips what is done. What follows `--` are flags of the stage rl.
+The same command continues after an interrupt and skips finished stages. Arguments after `--` are flags of the stage rl.
 
 Example:
   python cli/run_recipe.py recipes/toy_reach.yaml
-in an environment of your own:
+in a custom environment:
   python cli/run_recipe.py recipes/own_task.yaml --task_suite_name NAME --custom_module FILE.py --output runs/NAME
 """
 
@@ -82,15 +82,15 @@ def sources_of(config: RecipeConfig, custom: CustomConfig, further: Sequence[str
 @command(after_interrupt="the same command continues")
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    at = words.index("--") if "--" in words else len(words)
-    parser, namespace = parse_command_line(build_parser, words[:at])
+    tokens = sys.argv[1:] if argv is None else list(argv)
+    at = tokens.index("--") if "--" in tokens else len(tokens)
+    parser, namespace = parse_command_line(build_parser, tokens[:at])
     config, custom = from_namespace(RecipeConfig, namespace), from_namespace(CustomConfig, namespace)
     try:
         if problems := range_problems(config):
             raise ConfigError(problems)
         recipe = read_recipe(config.path)
-        sources = [*chosen_variants(recipe, config.variant), *sources_of(config, custom, words[at + 1 :])]
+        sources = [*chosen_variants(recipe, config.variant), *sources_of(config, custom, tokens[at + 1 :])]
         modules = recipe.custom_modules(sources)
         load_custom_modules([f"--custom_module={path}" for path in modules if path not in custom.custom_module])
         parsers = {

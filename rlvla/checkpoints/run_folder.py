@@ -19,7 +19,7 @@ RUN_FILE = "run_config.json"  # all flags of a run of `cli/train_ppo_vla.py`; id
 CHECKPOINTS = "checkpoints"  # subfolder of the run folder
 CURVE_FILE = "learning_curve.png"
 EVALUATIONS_FILE, TOTALS_FILE = "evaluations.json", "totals.json"  # written at the end
-POLICIES, CRITICS = "policies", "critics"  # subfolders with what --save_hf_ckpt exports beside checkpoints
+POLICIES, CRITICS = "policies", "critics"  # subfolders with the exports of --save_hf_ckpt
 _LOCK = ".running"  # locked while a process trains; the operating system releases it when the process ends
 _MARKS = {RUN_CONFIG_FILE, RUN_FILE}
 # Written before the first checkpoint; a new run may overwrite these.

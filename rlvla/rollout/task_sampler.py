@@ -43,12 +43,12 @@ def parse_task_weights(specs: Sequence[str], tasks: Sequence[TaskSpec]) -> list[
 
 
 class Sampler(Protocol):
-    """Chooses the episodes to play."""
+    """Chooses the episodes to play; stateless by default."""
 
     @property
     def observes(self) -> bool:
         """Whether `observe` is to be called."""
-        ...
+        return False
 
     def at(self, positions: range) -> list[EpisodeRequest]:
         """The episodes of the groups at these positions of an infinite sequence, the same on every rank."""
@@ -56,15 +56,15 @@ class Sampler(Protocol):
 
     def observe(self, episodes: Sequence[FinishedEpisode]) -> None:
         """Process the finished episodes of an iteration, of all ranks and in the same order on each."""
-        ...
+        return None
 
     def state_dict(self) -> Any:
         """State for checkpoints, equal on all ranks; None without one."""
-        ...
+        return None
 
     def load_state_dict(self, state: Any) -> None:
         """Restore a `state_dict`."""
-        ...
+        return None
 
 
 def make_sampler(
@@ -88,7 +88,7 @@ def make_sampler(
     return CurriculumSampler(*instances, weights, config)
 
 
-class TaskSampler:
+class TaskSampler(Sampler):
     """Task instances for training, each repeated `n_samples_per_prompt` times under one uid.
 
     Instances (task, initial state) are visited in shuffled order, each once per epoch. With weights, the task of each
@@ -101,8 +101,6 @@ class TaskSampler:
         seed: seed of the run.
         weights: weight of each task, non-negative and not all 0; None: every initial state equally often.
     """
-
-    observes = False
 
     def __init__(
         self,
@@ -149,16 +147,6 @@ class TaskSampler:
                 )
         return requests
 
-    def observe(self, episodes: Sequence[FinishedEpisode]) -> None:
-        """Ignored: it does not adapt."""
-
-    def state_dict(self) -> Any:
-        """None: it is stateless."""
-        return None
-
-    def load_state_dict(self, state: Any) -> None:
-        """Ignored: it is stateless."""
-
 
 class CurriculumSampler(TaskSampler):
     """Draws the task of each group by a curriculum, and its initial state uniformly.
@@ -169,7 +157,10 @@ class CurriculumSampler(TaskSampler):
         config: the curriculum and its settings.
     """
 
-    observes = True
+    @property
+    def observes(self) -> bool:
+        """True: it adapts to the success of tasks."""
+        return True
 
     def __init__(
         self,
@@ -228,7 +219,7 @@ class CurriculumSampler(TaskSampler):
             self._update_shares()
 
 
-class UserSampler:
+class UserSampler(Sampler):
     """Calls a custom sampler and validates its requests.
 
     The class is created on every rank with the arguments of `TaskSampler` and has a method `at(positions)`, which

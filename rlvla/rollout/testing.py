@@ -91,7 +91,7 @@ class BackendContract:
             backend.close()
         backend.close()
         assert _ended(pids), "processes of the backend have not ended"
-        with pytest.raises(Exception):  # noqa: B017 (of whatever kind)
+        with pytest.raises(Exception):  # noqa: B017 (any error)
             decide(backend, 0)
 
     def version(self, backend: RolloutBackend) -> int:

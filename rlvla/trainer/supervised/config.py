@@ -131,7 +131,17 @@ class NewModelConfig:
 
 
 @dataclass(frozen=True)
-class SFTConfig(LoggingConfig):
+class OptimizerConfig(LoggingConfig):
+    """Flags common to all supervised training."""
+
+    lr_scheduler: str = arg("cosine", "learning-rate schedule", choices=SCHEDULERS, aliases=("lr_scheduler_type",))
+    l2: float = arg(0.01, "AdamW weight decay", minimum=0, aliases=("weight_decay",))
+    max_bad_steps: int = max_bad_steps_flag()
+    logging_steps: int = arg(20, "log metrics every this many optimizer steps", minimum=1)
+
+
+@dataclass(frozen=True)
+class SFTConfig(OptimizerConfig):
     """Hyperparameters of supervised fine-tuning."""
 
     max_epochs: int = arg(
@@ -154,9 +164,7 @@ class SFTConfig(LoggingConfig):
         maximum=1,
         aliases=("warmup_ratio", "lr_warmup_steps_ratio"),
     )
-    lr_scheduler: str = arg("cosine", "learning-rate schedule", choices=SCHEDULERS, aliases=("lr_scheduler_type",))
     adam_betas: tuple[float, ...] = arg((0.9, 0.95), "AdamW betas", minimum=0, below=1, nargs=2, metavar="BETA")
-    l2: float = arg(0.01, "AdamW weight decay", minimum=0, aliases=("weight_decay",))
     label_smoothing: float = arg(
         0.0, "fraction of each label spread uniformly over all action tokens", minimum=0, maximum=0.9
     )
@@ -173,8 +181,6 @@ class SFTConfig(LoggingConfig):
         minimum=0,
         below=1,
     )
-    max_bad_steps: int = max_bad_steps_flag()
-    logging_steps: int = arg(20, "log metrics every this many optimizer steps", minimum=1)
 
     @property
     def trains_mean_alone(self) -> bool:
@@ -277,7 +283,7 @@ class RewardRunConfig(SupervisedRunConfig):
 
 
 @dataclass(frozen=True)
-class RewardModelConfig(LoggingConfig):
+class RewardModelConfig(OptimizerConfig):
     """Hyperparameters of reward model training."""
 
     max_epochs: int = arg(
@@ -298,8 +304,6 @@ class RewardModelConfig(LoggingConfig):
         maximum=1,
         aliases=("warmup_ratio", "lr_warmup_steps_ratio"),
     )
-    lr_scheduler: str = arg("cosine", "learning-rate schedule", choices=SCHEDULERS, aliases=("lr_scheduler_type",))
-    l2: float = arg(0.01, "AdamW weight decay", minimum=0, aliases=("weight_decay",))
     pairs: str | None = arg(
         None,
         "learn success from pairs of episodes of a task (Bradley-Terry) instead of labeled frames; better is "
@@ -323,8 +327,6 @@ class RewardModelConfig(LoggingConfig):
     heldout_share: float = arg(
         0.2, "fraction of the episodes held out for the metrics", above=0, below=1, essential=True
     )
-    max_bad_steps: int = max_bad_steps_flag()
-    logging_steps: int = arg(20, "log metrics every this many optimizer steps", minimum=1)
 
     @property
     def pairs_per_step(self) -> int:
