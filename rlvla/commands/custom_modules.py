@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlvla.envs.registry import gym_modules, load_custom_module, located, registered_suites, ships_with_rlvla
-from rlvla.utils.cli.config_file import words_of_config_file
+from rlvla.utils.cli.config_file import config_file_arguments
 from rlvla.utils.cli.flags import Parser, arg, fail, given_flags
 from rlvla.utils.errors import ConfigError, Problem
 
@@ -42,7 +42,7 @@ def parse_command_line(
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     try:
-        words = words_of_config_file(argv, ["custom_module"]) + argv
+        words = config_file_arguments(argv, ["custom_module"]) + argv
     except ConfigError:
         words = argv  # the parser reports what is wrong with the file
     try:

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlvla.data.lerobot_cache import cached_dataset, is_repo_id
 from rlvla.envs.registry import get_suite
-from rlvla.utils.cli.config_file import words_of_flag
+from rlvla.utils.cli.config_file import flag_arguments
 from rlvla.utils.cli.flags import Parser, arg
 from rlvla.utils.data_files import read_yaml_with_lines
 from rlvla.utils.errors import ConfigError, Problem
@@ -401,7 +401,7 @@ def plan(
         earlier[name] = settings
         command = KINDS[name].command
         repeated = parsers[command].repeated_flags() if command in parsers else []
-        argv = tuple(w for n, value in settings.items() for w in words_of_flag(n, value, repeated=n in repeated))
+        argv = tuple(w for n, value in settings.items() for w in flag_arguments(n, value, repeated=n in repeated))
         stages.append(Stage(name, settings, argv, output_of(name, settings, folder), processes or 1, minutes))
     if problems:
         raise ConfigError(dict.fromkeys(problems))
@@ -480,7 +480,7 @@ def _problems_of_setting(
             text = f"{where}: {str(value).lower()} is for switches; give this flag a value"
             yield Problem(flag, "no_switch", text)
             return
-        argv = words_of_flag(name, value, repeated=name in parser.repeated_flags())
+        argv = flag_arguments(name, value, repeated=name in parser.repeated_flags())
         errors = parser.read_flags([f"--{name}"] if action is None else argv, namespace)
         reason = "unknown_name" if action is None else "invalid_value"
         yield from (Problem(flag, reason, f"{where}: {text}") for text in errors)

@@ -75,8 +75,8 @@ class Rescoring:
             reward.end(**ended)
         return _Question(number, rows[:-1], found["steps"], reward)
 
-    def hear(self, memory: Memory, now: int) -> None:
-        """Wait for the answers to what was asked last, and store them; decisions that have left are skipped."""
+    def collect_scores(self, memory: Memory, now: int) -> None:
+        """Wait for the scores of the last questions and store them; decisions that were overwritten are skipped."""
         asked, self._asked = self._asked, []
         for question in asked:
             question.reward.finish()

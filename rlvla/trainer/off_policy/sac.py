@@ -144,7 +144,7 @@ class SAC(Algorithm):
                 "sources (--reward)"
             )
         if self._rescoring is not None:
-            self._rescoring.hear(self.memory, self.updates)
+            self._rescoring.collect_scores(self.memory, self.updates)
         scale, relabel = self._sac.reward_scale, None
         if self._hindsight is not None:
             relabel = partial(self._hindsight.copies, weights=self.config.reward_weights(), scale=scale, rng=self._rng)

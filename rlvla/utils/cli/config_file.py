@@ -23,7 +23,7 @@ _LEADING = ("advantage_estimator", "policy_loss", "reward", "actor_learning_rate
 _PATHS = {"pretrain", "save_path", "demos", "load_checkpoint"}
 
 
-def words_of_config_file(argv: Sequence[str], repeated: Collection[str] = ()) -> list[str]:
+def config_file_arguments(argv: Sequence[str], repeated: Collection[str] = ()) -> list[str]:
     """The flags in the file of `--config`, as arguments of a command line; [] without `--config`.
 
     In the file a flag is written `name: value`, without dashes: a list for several values, true or false for a switch,
@@ -54,7 +54,7 @@ def words_of_config_file(argv: Sequence[str], repeated: Collection[str] = ()) ->
             problems.append(f"--config {path}: {name} must be a value or a list of values")
         else:
             name = str(name).lstrip("-")
-            flags += words_of_flag(name, value, repeated=name in repeated)
+            flags += flag_arguments(name, value, repeated=name in repeated)
     if problems:
         raise ConfigError(problems)
     return flags
@@ -70,7 +70,7 @@ def config_file_of(argv: Sequence[str]) -> str | None:
     return None
 
 
-def words_of_flag(name: str, value: Any, *, repeated: bool = False) -> list[str]:
+def flag_arguments(name: str, value: Any, *, repeated: bool = False) -> list[str]:
     """A flag with its value from YAML as arguments of a command line.
 
     Args:
@@ -79,7 +79,7 @@ def words_of_flag(name: str, value: Any, *, repeated: bool = False) -> list[str]
         repeated: whether the flag is repeated for each value.
     """
     if repeated and isinstance(value, list):
-        return [word for one in value for word in words_of_flag(name, one)]
+        return [word for one in value for word in flag_arguments(name, one)]
     if value is None:
         return []
     if isinstance(value, bool):

@@ -23,8 +23,7 @@ from typing import Any, NoReturn
 
 from rlvla.options import Registry, flag_values, unmet_condition
 from rlvla.options import arg as arg  # for suites and plug-ins
-from rlvla.utils.cli.completion import complete
-from rlvla.utils.cli.config_file import config_file_of, words_of_config_file
+from rlvla.utils.cli.config_file import config_file_arguments, config_file_of
 from rlvla.utils.cli.help import ShowHelp, everything
 from rlvla.utils.cli.other_tools import OTHER_TOOLS, OTHER_VALUES, counterpart
 from rlvla.utils.cli.programs import as_installed
@@ -122,13 +121,16 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> argparse.Namespace:
         """Parse `--config` and the command line; all mistakes, including values out of range, are reported at once."""
-        complete(self)
+        if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions, which ends the process: docs/commands.md
+            import argcomplete
+
+            argcomplete.autocomplete(self)
         given = list(sys.argv[1:] if args is None else args)
         parsed = argparse.Namespace() if namespace is None else namespace
         words: list[str] = []
         problems: list[object] = []
         try:
-            words = words_of_config_file(given, self.repeated_flags())
+            words = config_file_arguments(given, self.repeated_flags())
         except ConfigError as error:
             problems += error.problems
         problems += [f"--config {config_file_of(given)}: {problem}" for problem in self.read_flags(words, parsed)]
