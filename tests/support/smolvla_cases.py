@@ -127,7 +127,7 @@ def computed(checkpoint: SmolVLAFiles, case: Case, *, shifted_positions: bool = 
     positions = record_positions(network)
     keys = [key for key in config.features.cameras if key in given]
     size = config.image_size or 0
-    seen = torch.stack([to_network_range(torch.from_numpy(given[key]), size, size) for key in keys], dim=1)
+    seen = torch.stack([to_network_range(torch.from_numpy(given[key]), size) for key in keys], dim=1)
     images, image_mask = with_missing_cameras(seen, min(config.empty_cameras, len(config.features.cameras) - len(keys)))
     tokens, token_mask = checkpoint.tokenizer([str(task) for task in given["tasks"]])
     normalized = checkpoint.processors.state.normalize(given["observation.state"])

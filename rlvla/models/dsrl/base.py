@@ -1,4 +1,4 @@
-"""The frozen flow policy of an actor that chooses its noise: where it is, and whether it is the same."""
+"""The frozen flow policy under a DSRL actor: lookup of its folder, and check of its files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SETTINGS_FILES = (CONFIG_FILE, "dataset_statistics.json", "rlvla_policy.json")
 
 
 def not_steerable(spec: PolicySpec, folder: Path) -> str | None:
-    """Why the noise of a policy cannot be chosen, or None if it can."""
+    """Reason why a policy's initial noise cannot be selected, or None."""
     if spec.start_shape and spec.summary_dim:
         return None
     kind = type_of(folder)
@@ -30,7 +30,7 @@ def not_steerable(spec: PolicySpec, folder: Path) -> str | None:
 
 
 def fingerprint(folder: Path) -> dict[str, str]:
-    """File name -> SHA-256 of the weights of a policy and of the files that say how it acts."""
+    """File name -> SHA-256 of a policy's weights and of the settings that its actions depend on."""
     files = sorted(path for path in folder.iterdir() if path.is_file())
     kept = [path for path in files if path.suffix in _SUFFIXES or path.name in _SETTINGS_FILES]
     return {path.name: _digest(path, path.stat().st_size, path.stat().st_mtime_ns) for path in kept}
@@ -44,8 +44,8 @@ def _digest(path: Path, size: int, modified: int) -> str:
 
 def places_of(base: Path, folder: Path) -> tuple[str, ...]:
     """`DSRLConfig.base` for an actor in `folder`: relative, for folders that are moved together, then absolute."""
-    here = base.resolve()
-    return os.path.relpath(here, folder.resolve()), str(here)
+    absolute = base.resolve()
+    return os.path.relpath(absolute, folder.resolve()), str(absolute)
 
 
 def read_base(folder: Path, config: DSRLConfig, cameras: Sequence[str] = ()) -> Checkpoint:
@@ -57,29 +57,29 @@ def read_base(folder: Path, config: DSRLConfig, cameras: Sequence[str] = ()) -> 
         cameras: of the environment; (): as in training.
 
     Raises:
-        ConfigError: the base is missing, has changed, is no flow policy, or has other sizes.
+        ConfigError: the base is missing, has changed, is not a flow policy, or has other sizes.
     """
     places = _existing(folder, config.base)
     if not places:
         text = (
-            f"{folder} chooses the noise of a policy that is not there: {', '.join(config.base)}; write its new place "
-            f"into `base` of {folder / CONFIG_FILE}, absolute or relative to {folder}"
+            f"the base policy of {folder} is missing: {', '.join(config.base)}; write its new path into `base` of "
+            f"{folder / CONFIG_FILE}, absolute or relative to {folder}"
         )
         raise ConfigError.of(None, "missing_file", text)
     base = next((place for place in places if not _changed(place, config)), places[0])
     if type_of(base) == MODEL_TYPE:
-        text = f"{folder / CONFIG_FILE}: base is {base}, which chooses the noise of a policy itself"
+        text = f"{folder / CONFIG_FILE}: base is {base}, which is a DSRL actor itself"
         raise ConfigError.of(None, "invalid_file", text)
     changed = _changed(base, config)
     if changed:
         text = (
-            f"{base} is not the policy whose noise {folder} learned to choose: {', '.join(changed)} changed; use the "
-            f"copy it was trained with, and name its place in `base` of {folder / CONFIG_FILE}"
+            f"{base} is not the policy that {folder} was trained with: {', '.join(changed)} changed; use the original "
+            f"copy, and write its path into `base` of {folder / CONFIG_FILE}"
         )
         raise ConfigError.of(None, "mismatch", text)
     settings: dict[str, Any] = dict(config.base_settings)
-    seen = tuple(cameras) or tuple(settings.pop("cameras", ()))
-    overrides = checkpoint_overrides(base, SimpleNamespace(**settings), seen)
+    base_cameras = tuple(cameras) or tuple(settings.pop("cameras", ()))
+    overrides = checkpoint_overrides(base, SimpleNamespace(**settings), base_cameras)
     checkpoint = check_checkpoint(base, config.unnorm_key or None, overrides=overrides)
     spec, problem = checkpoint.spec, not_steerable(checkpoint.spec, base)
     sizes = (spec.action_dim, spec.action_chunk_len, spec.summary_dim + spec.proprio_dim)
@@ -91,14 +91,14 @@ def read_base(folder: Path, config: DSRLConfig, cameras: Sequence[str] = ()) -> 
 
 
 def _existing(folder: Path, places: Sequence[str]) -> list[Path]:
-    found = []
+    existing = []
     for place in places:
-        with suppress(OSError, ValueError):  # no name that a folder can have
+        with suppress(OSError, ValueError):  # not a valid path
             path = Path(os.path.normpath(folder.resolve() / place))
-            found += [path] if (path / CONFIG_FILE).is_file() else []
-    return found
+            existing += [path] if (path / CONFIG_FILE).is_file() else []
+    return existing
 
 
 def _changed(base: Path, config: DSRLConfig) -> list[str]:
-    """Names of the files that are not those the actor was trained with."""
+    """Names of the files that have changed since the actor was trained."""
     return sorted({name for name, _ in fingerprint(base).items() ^ config.base_files.items()})

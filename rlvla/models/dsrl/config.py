@@ -1,4 +1,4 @@
-"""The config.json of an actor that chooses the initial noise of a flow policy."""
+"""The config.json of a DSRL actor, which selects the initial noise of a flow policy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlvla.utils.errors import ConfigError
 
 MODEL_TYPE = "dsrl"
 LARGEST_NOISE = 10.0
-# Settings of a run that were given for the base, with which it is loaded again.
+# Settings of the training run for the base, with which it is loaded again.
 BASE_SETTINGS: dict[str, Any] = {
     "cameras": list[str],
     "camera_map": list[str],
@@ -28,16 +28,16 @@ class DSRLConfig:
     """The fields of config.json besides `model_type`.
 
     Attributes:
-        base: folders in which the base policy is looked for, in this order, relative to the folder of this file.
-        base_files: SHA-256 of each file that decides how the base acts, see `rlvla.models.dsrl.base.fingerprint`.
+        base: candidate folders of the base policy, tried in order, relative to the folder of this file.
+        base_files: SHA-256 of each file that the base's actions depend on, see `rlvla.models.dsrl.base.fingerprint`.
         unnorm_key: entry of the base's statistics.
         base_settings: of the base, see `BASE_SETTINGS`.
         action_dim: D, dimensions of an action.
         action_chunk_len: A, actions per decision.
-        state_dim: numbers that the actor sees: the base's summary of the observation, and the proprio it reads.
+        state_dim: size of the actor's observation: the base's summary of the observation, and its proprio.
         hidden_sizes: widths of the hidden layers.
         noise_range: b; noise lies in [-b, b].
-        repeat_noise: one vector [D] is the noise of all actions of a chunk.
+        repeat_noise: all actions of a chunk share one noise vector [D].
     """
 
     base: tuple[str, ...]
@@ -53,7 +53,7 @@ class DSRLConfig:
 
     @property
     def actor(self) -> SoftActorConfig:
-        """Sizes of the networks; the base's view of an observation takes the place of proprio."""
+        """Sizes of the networks; `state_dim` takes the place of proprio."""
         length = 1 if self.repeat_noise else self.action_chunk_len
         return SoftActorConfig(self.action_dim, length, self.state_dim, hidden_sizes=self.hidden_sizes)
 

@@ -1,4 +1,4 @@
-"""The family of actors over the noise of a flow policy (`model_type: dsrl`): checking folders and loading them."""
+"""The family of DSRL actors (`model_type: dsrl`): checking folders and loading them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from rlvla.utils.errors import ConfigError
 
 
 class DSRLCheckpoint(Checkpoint):
-    """A folder whose files and base have been checked, or (without one) an actor to begin with.
+    """A folder whose files and base have been checked, or a new actor.
 
     Args:
         folder: its path; nothing is read from that of a new actor.
         config: its configuration.
         base: the checked flow policy.
-        new: the weights of the actor are random.
+        new: the actor gets random weights.
     """
 
     def __init__(self, folder: Path, config: DSRLConfig, base: Checkpoint, *, new: bool = False):
@@ -65,7 +65,7 @@ def new_dsrl(
     repeat_noise: bool,
     base_settings: Mapping[str, Any],
 ) -> DSRLCheckpoint:
-    """An actor to begin with.
+    """A new actor.
 
     Args:
         folder: where it will be written.
@@ -73,15 +73,15 @@ def new_dsrl(
         hidden_sizes: see `DSRLConfig`.
         noise_range: see `DSRLConfig`.
         repeat_noise: see `DSRLConfig`.
-        base_settings: settings of the run with which the base was checked; those that are not set are left out.
+        base_settings: settings of the run for the base; unset ones are left out.
 
     Raises:
-        ConfigError: the base is no flow policy.
+        ConfigError: the base is not a flow policy.
     """
     spec, problem = base.spec, not_steerable(base.spec, base.folder)
     if problem:
         raise ConfigError.of("pretrain", "mismatch", problem)
-    given = {name: base_settings.get(name) for name in BASE_SETTINGS}
+    settings = {name: base_settings.get(name) for name in BASE_SETTINGS}
     config = DSRLConfig(
         base=(str(base.folder.resolve()),),
         base_files=fingerprint(base.folder),
@@ -92,29 +92,29 @@ def new_dsrl(
         hidden_sizes=hidden_sizes,
         noise_range=noise_range,
         repeat_noise=repeat_noise,
-        base_settings={name: value for name, value in given.items() if value not in (None, (), [])},
+        base_settings={name: value for name, value in settings.items() if value not in (None, (), [])},
     )
     return DSRLCheckpoint(folder, config, base, new=True)
 
 
 class DSRLFamily(PolicyFamily):
-    """Checks folders with config.json and model.safetensors, and the base that they name."""
+    """Folders with config.json and model.safetensors, and the base policy in config.json."""
 
     def check(
         self, folder: Path, *, unnorm_key: str | None, suite: str | None, overrides: Mapping[str, Any]
     ) -> DSRLCheckpoint:
-        """See `PolicyFamily.check`; the statistics are those of the base."""
+        """See `PolicyFamily.check`; dataset statistics come from the base."""
         config = DSRLConfig.from_json(read_json(folder / CONFIG_FILE), folder / CONFIG_FILE)
         if unnorm_key not in (None, config.unnorm_key):
             text = f"--unnorm_key {unnorm_key}: {folder} was trained with {config.unnorm_key or 'none'}; leave it out"
             raise ConfigError.of("unnorm_key", "mismatch", text)
         with torch.device("meta"):
-            wanted = {name: tuple(value.shape) for name, value in SoftActorPolicy(config.actor).state_dict().items()}
-        check_tensors(folder / WEIGHTS_FILE, wanted, MODEL_TYPE)
+            expected = {name: tuple(value.shape) for name, value in SoftActorPolicy(config.actor).state_dict().items()}
+        check_tensors(folder / WEIGHTS_FILE, expected, MODEL_TYPE)
         return DSRLCheckpoint(folder, config, read_base(folder, config, overrides.get("cameras", ())))
 
     def overrides(self, folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """See `PolicyFamily.overrides`: the cameras, which the base may want in another order."""
+        """See `PolicyFamily.overrides`: the cameras, whose order in the base may differ."""
         super().overrides(folder, settings)
         return {"cameras": settings["cameras"]} if settings.get("cameras") else {}
 

@@ -1,4 +1,4 @@
-"""The policy: a small actor chooses the noise from which a frozen flow policy denoises its actions."""
+"""DSRL policy: a small actor selects the noise from which a frozen flow policy denoises its actions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlvla.models.soft_actor.policy import SoftActorPolicy, soft_actor_spec
 from rlvla.utils.files import write_json
 
 _ROWS = 64  # observations in a pass of the base after a rollout
-STATE = "state"  # entry of the trace: what the actor saw
+STATE = "state"  # entry of the trace: the actor's observation
 
 
 def dsrl_spec(config: DSRLConfig, base: PolicySpec) -> PolicySpec:
@@ -38,14 +38,14 @@ def dsrl_spec(config: DSRLConfig, base: PolicySpec) -> PolicySpec:
 
 
 class DSRLPolicy(SoftActorPolicy):
-    """A soft actor whose decision is the noise that a frozen flow policy starts from.
+    """A soft actor whose decision is the initial noise of a frozen flow policy.
 
-    The trace of a decision is `action` [E], the noise divided by its range, and `state`, what the actor saw: the
-    base's summary of the observation and the proprio it reads. Random decisions are standard normal noise.
+    The trace of a decision is `action` [E], the noise divided by its range, and `state`, the actor's observation: the
+    base's summary and its proprio. Random decisions are standard normal noise.
 
     Args:
-        settings: sizes, and where the base is.
-        base: the flow policy, see `NetworkPolicy.denoise`; it is frozen and saved nowhere.
+        settings: sizes, and the base's folder and files.
+        base: the flow policy, see `NetworkPolicy.denoise`; it is frozen and not saved.
         base_folder: its folder.
     """
 
@@ -67,7 +67,7 @@ class DSRLPolicy(SoftActorPolicy):
         return self
 
     def prepare(self, images: np.ndarray, proprio: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
-        """Observations as the base reads them."""
+        """See `NetworkPolicy.prepare` of the base."""
         return self.base.prepare(images, proprio)
 
     @torch.inference_mode()
@@ -84,19 +84,19 @@ class DSRLPolicy(SoftActorPolicy):
         """Choose noise and denoise it, see `RolloutPolicy.act`; the temperature scales the randomness of the choice."""
         hidden = self.base.encode(images, proprio, instructions)
         state = self._state(hidden, proprio)
-        drawn = None if noise is None else torch.from_numpy(noise).float().to(state.device)
-        action, log_probs = self.decide(state, None, None, drawn, temperature)
+        numbers = None if noise is None else torch.from_numpy(noise).float().to(state.device)
+        action, log_probs = self.decide(state, None, None, numbers, temperature)
         trace = {"action": action.cpu().numpy(), STATE: state.cpu().numpy()}
         return Decision(self.base.denoise(hidden, self.start(action)), log_probs, trace)
 
     def _random_parameters(self, noise: Tensor) -> Tensor:
-        """The noise itself, so that the base acts as it samples."""
+        """The noise itself, which gives the base's sampling distribution."""
         return noise / self.settings.noise_range
 
     def start(self, action: Tensor) -> Tensor:
-        """Where denoising starts, [B, C, M], from decisions [B, E].
+        """Initial noise [B, C, M] from decisions [B, E].
 
-        Actions that are denoised but not executed start like the last one that is, padding of actions at 0.
+        Actions that are not executed start like the last executed one, padding of actions at 0.
         """
         length, width = self.base.spec.start_shape
         noise = self.settings.noise_range * action.unflatten(1, (-1, self.settings.action_dim))
@@ -115,22 +115,22 @@ class DSRLPolicy(SoftActorPolicy):
         """See `SACPolicy.stored_observations`; the base encodes only final observations, the trace has the rest."""
         last: list[Tensor] = []
         for first in range(0, len(samples), _ROWS):
-            part = samples[first : first + _ROWS]
-            images = torch.stack([sample.last_images for sample in part]).numpy()
-            proprio = [sample.last_proprio for sample in part if sample.last_proprio is not None]
+            rows = samples[first : first + _ROWS]
+            images = torch.stack([sample.last_images for sample in rows]).numpy()
+            proprio = [sample.last_proprio for sample in rows if sample.last_proprio is not None]
             state = torch.stack(proprio).numpy() if proprio else None
-            last += self._state(self.base.encode(images, state, [sample.last_instruction for sample in part]), state)
-        rows = zip(samples, last)
-        return [{"proprio": torch.cat([sample.trace[STATE], row[None].cpu()]).numpy()} for sample, row in rows]
+            last += self._state(self.base.encode(images, state, [sample.last_instruction for sample in rows]), state)
+        states = (torch.cat([sample.trace[STATE], state[None].cpu()]) for sample, state in zip(samples, last))
+        return [{"proprio": state.numpy()} for state in states]
 
     @property
     def base_files(self) -> dict[str, str]:
-        """Those of the base, see `DSRLConfig`."""
+        """See `DSRLConfig.base_files`."""
         return self.settings.base_files
 
     @property
     def normalized_dims(self) -> list[bool]:
-        """Those of the base."""
+        """See `NetworkPolicy.normalized_dims` of the base."""
         return self.base.normalized_dims
 
     def save_pretrained(self, folder: str | Path, state_dict: dict[str, Tensor] | None = None) -> None:

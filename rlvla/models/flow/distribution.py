@@ -1,4 +1,4 @@
-"""The distribution of a flow-matching policy's decisions: a chain of denoising steps."""
+"""Decisions of a flow-matching policy: a chain of noisy denoising steps, or an ODE scored by its flow-matching loss."""
 
 from __future__ import annotations
 
@@ -12,50 +12,91 @@ from rlvla.algorithms.flow import (
     FlowSampling,
     ScoredSteps,
     Velocity,
+    flow_matching_time,
     gaussian_entropy,
     gaussian_kl,
+    interpolate,
     mirrored_terms,
     noisy_step_index,
     sample_chain,
+    sample_ode,
     score_chain,
+    target_velocity,
 )
-from rlvla.models.flow.settings import FlowSettings
+from rlvla.models.flow.settings import MATCHED_PAIRS, FlowSettings
 from rlvla.models.policy import PolicyOutput
 
 # Entries of the trace besides the chain: `x_0` is not scored, `noise_level` is that of sampling.
 _LEVEL = "noise_level"
-# Of policies that are scored against what sampled: the mean of the noisy steps [B, R, A, D].
+# Mean of the noisy steps [B, R, A, D] under the policy that sampled, for scores relative to it.
 _SAMPLED_MEAN = "sampled_mean"
 # Smallest standard deviation where each step has a ratio of its own (DPPO, Ren et al. 2024).
 _STD_FLOOR_OF_STEPS = 0.1
 
 
 def noise_width(settings: FlowSettings, chunk: tuple[int, int], denoised: tuple[int, int] | None = None) -> int:
-    """Random numbers of a decision: x_1, then the noise of the steps, then one that chooses the noisy step."""
-    numbers, (actions, dims) = chunk[0] * chunk[1], denoised or chunk
-    steps = numbers + 1 if settings.noisy_steps == "one" else settings.steps * numbers
-    return actions * dims + steps
+    """Number of random numbers per decision.
+
+    For a chain: x_1, the noise of the steps, and one that selects the only noisy step. With the method `ode`: x_1, and
+    for each pair the noise of a chunk and its time.
+    """
+    executed, (actions, dims) = chunk[0] * chunk[1], denoised or chunk
+    if settings.method == "ode":
+        return actions * dims + MATCHED_PAIRS * (actions * dims + 1)
+    return actions * dims + (executed + 1 if settings.noisy_steps == "one" else settings.steps * executed)
 
 
-class FlowDistribution:
-    """Chains from Gaussian noise to actions; the K = A * D columns are in (action, dimension) order.
+class FlowDecisions:
+    """Decisions of B observations; the K = A * D columns are in (action, dimension) order.
 
-    The network may denoise more than a decision consists of: more actions than are executed, or dimensions that are
-    padding. The surplus starts from random numbers too but carries no noise of its own: it follows the ODE.
-
-    A log-probability is that of the noisy steps given where each of them started: of one step, drawn at random, or the
-    sum over all. If the settings score each step on its own, the columns are in (action, step, dimension) order. x_1 is
-    drawn from a standard normal that does not depend on the policy and drops out of every ratio.
+    The network may denoise a larger array than a decision: more actions than are executed, or padded dimensions.
 
     Args:
-        velocity: the network, given the observations; see `rlvla.algorithms.flow.Velocity`.
-        settings: method, number of steps, and how greedy decisions start.
+        velocity: the network, conditioned on the observations; see `rlvla.algorithms.flow.Velocity`.
+        settings: method, number of steps, and start of greedy decisions.
         chunk: (A, D).
         blank: [B, `noise_width`] float32 zeros, for the number of rows and the device.
-        temperature: multiplies the noise level, or the learned standard deviation.
-        noise_level: in place of that of the settings, while it is annealed.
         denoised: (C, M), actions and dimensions that the network denoises together, at least as many as in `chunk`;
-            x and the chains have these sizes. None: `chunk`.
+            x and the trace have these sizes. None: `chunk`.
+    """
+
+    def __init__(
+        self,
+        velocity: Velocity,
+        settings: FlowSettings,
+        chunk: tuple[int, int],
+        blank: Tensor,
+        denoised: tuple[int, int] | None = None,
+    ):
+        self._velocity, self._settings, self._chunk, self._blank = velocity, settings, chunk, blank
+        self._denoised = denoised or chunk
+
+    def executed(self, values: Tensor) -> Tensor:
+        """[..., C, M] -> [..., A, D]: the part of a chunk that the decision consists of."""
+        return values[..., : self._chunk[0], : self._chunk[1]]
+
+    def velocity(self, x: Tensor, t: Tensor) -> Tensor:
+        """Noisy actions x [B, R, C, M], t [B, R] -> [B, R, C, M]."""
+        output = self._velocity(x, t)
+        return output[0] if isinstance(output, tuple) else output
+
+
+class FlowDistribution(FlowDecisions):
+    """Chains of denoising steps from Gaussian noise to actions.
+
+    A log-probability is that of the noisy steps given the states they start from: of one step, drawn at random, or the
+    sum over all. If the settings score each step on its own, the columns are in (action, step, dimension) order. x_1 is
+    drawn from a standard normal that does not depend on the policy and drops out of every ratio. Surplus actions and
+    dimensions start from random numbers too but carry no noise: they follow the ODE.
+
+    Args:
+        velocity: see `FlowDecisions`.
+        settings: see `FlowDecisions`.
+        chunk: see `FlowDecisions`.
+        blank: see `FlowDecisions`.
+        denoised: see `FlowDecisions`.
+        temperature: multiplies the noise level, or the learned standard deviation.
+        noise_level: overrides that of the settings, while it is annealed.
 
     Raises:
         ValueError: the temperature is not positive.
@@ -67,30 +108,22 @@ class FlowDistribution:
         settings: FlowSettings,
         chunk: tuple[int, int],
         blank: Tensor,
+        denoised: tuple[int, int] | None = None,
+        *,
         temperature: float = 1.0,
         noise_level: float | None = None,
-        denoised: tuple[int, int] | None = None,
     ):
         if not temperature > 0:
             raise ValueError(f"temperature is {temperature}; it must be positive")
-        self._settings, self._chunk, self._blank, self._temperature = settings, chunk, blank, temperature
-        self._denoised, self._mask = denoised or chunk, None
+        super().__init__(velocity, settings, chunk, blank, denoised)
+        self._temperature = temperature
+        self._mask: Tensor | None = None
         if self._denoised != chunk:
             self._mask = torch.zeros((1, *self._denoised), dtype=torch.bool, device=blank.device)
             self.executed(self._mask)[:] = True
         self._level = settings.noise_level if noise_level is None else noise_level
-        self._velocity = velocity
         floor = _STD_FLOOR_OF_STEPS if settings.scores == "step_log_probs" else 0.0
         self._sampling = FlowSampling(settings.method, settings.steps, settings.noisy_steps, floor)
-
-    def executed(self, values: Tensor) -> Tensor:
-        """[..., C, M] -> [..., A, D], what of a chunk the decision consists of."""
-        return values[..., : self._chunk[0], : self._chunk[1]]
-
-    def velocity(self, x: Tensor, t: Tensor) -> Tensor:
-        """Noisy actions x [B, R, C, M], t [B, R] -> [B, R, C, M]."""
-        output = self._velocity(x, t)
-        return output[0] if isinstance(output, tuple) else output
 
     def _evaluate(self, x: Tensor, t: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """The velocity, with the standard deviation at the temperature if it is learned."""
@@ -102,12 +135,12 @@ class FlowDistribution:
 
         Args:
             noise: [B, `noise_width`] standard normal; None for greedy decisions from x_1 = 0.
-            greedy: follow the ODE from the x_1 in `noise`; the log-probs are those of the actions on it.
+            greedy: follow the ODE from the x_1 in `noise`, with the log-probs of the actions on it.
         """
         if noise is None or (greedy and self._settings.eval_noise == "zero"):
             noise, greedy = self._blank, True
         with torch.no_grad():
-            x_1, drawn, index = self._split(noise.float())
+            x_1, step_noise, index = self._split(noise.float())
             mask = self._mask
             if greedy:
                 mask = torch.zeros((1, *self._denoised), dtype=torch.bool, device=x_1.device)
@@ -115,14 +148,14 @@ class FlowDistribution:
             trace, scored = sample_chain(
                 self._evaluate,
                 x_1,
-                drawn,
+                step_noise,
                 self._sampling,
                 index=index,
                 mask=mask,
                 noise_level=self._scaled(level),
             )
             trace = {**trace, _LEVEL: level}
-            given = self.given(trace) if greedy else self._given(scored, trace)
+            given = self.given(trace) if greedy else self._steps(scored, trace)
             if self._settings.scores == "mirrored":
                 trace[_SAMPLED_MEAN] = given.parameters()["mean"]
             log_probs = given.log_prob(trace)
@@ -149,16 +182,16 @@ class FlowDistribution:
         return level * self._temperature if self._settings.method == "sde" else (level * self._temperature).clamp(max=1)
 
     def given(self, trace: Mapping[str, Tensor]) -> FlowSteps:
-        """The distributions of the noisy steps of sampled chains, each given where it started."""
+        """The distributions of the noisy steps of sampled chains, each given the state it starts from."""
         level = self._scaled(trace[_LEVEL])
         scored = score_chain(self._evaluate, trace, self._sampling, mask=self._mask, noise_level=level)
-        return self._given(scored, trace)
+        return self._steps(scored, trace)
 
-    def _given(self, scored: ScoredSteps, trace: Mapping[str, Tensor]) -> FlowSteps:
-        parts = (self.executed(part) for part in (scored.mean, scored.std, scored.log_probs))
+    def _steps(self, scored: ScoredSteps, trace: Mapping[str, Tensor]) -> FlowSteps:
+        executed = ScoredSteps(*(self.executed(values) for values in (scored.mean, scored.std, scored.log_probs)))
         after = trace["after"].unsqueeze(1) if "after" in trace else trace["chain"][:, 1:]
         apart = self._settings.scores == "step_log_probs"
-        return FlowSteps(ScoredSteps(*parts), self._settings.learns_std, self.executed(after), apart=apart)
+        return FlowSteps(executed, self._settings.learns_std, self.executed(after), apart=apart)
 
     def log_prob(self, trace: Mapping[str, Tensor]) -> Tensor:
         """[B, K] of sampled chains."""
@@ -166,13 +199,13 @@ class FlowDistribution:
 
 
 class FlowSteps:
-    """The Gaussian steps of given chains.
+    """The Gaussian steps of sampled chains.
 
     Args:
-        scored: their distributions and the log-probs of what was sampled.
-        learned: whether the standard deviation can be changed by training.
-        after: [B, R, A, D], where they went.
-        apart: whether each noisy step has columns of its own, in (action, step, dimension) order; otherwise the columns
+        scored: distributions of the steps, and log-probs of the sampled states.
+        learned: whether training changes the standard deviation.
+        after: [B, R, A, D], the sampled states.
+        apart: whether each noisy step has its own columns, in (action, step, dimension) order; otherwise the columns
             are sums over the noisy steps.
     """
 
@@ -194,11 +227,11 @@ class FlowSteps:
         return self._columns(gaussian_entropy(self._scored.std))
 
     def kl(self, other: Mapping[str, Tensor]) -> Tensor:
-        """[B, K]: exact KL of each step given where it started."""
+        """[B, K]: exact KL of each step given the state it starts from."""
         return self._columns(gaussian_kl(self._scored.mean, self._scored.std, other["mean"], other["std"]))
 
     def mirrored(self, trace: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """`mirrored_terms` against the policy that sampled, [B, K], averaged over the noisy steps."""
+        """`mirrored_terms` relative to the policy that sampled, [B, K], averaged over the noisy steps."""
         terms = mirrored_terms(self._scored.mean, trace[_SAMPLED_MEAN], self._after, self._scored.std)
         return {name: values.mean(1).flatten(1) for name, values in terms.items()}
 
@@ -209,3 +242,38 @@ class FlowSteps:
     def parameters(self) -> dict[str, Tensor]:
         """`mean` and `std` [B, R, A, D] of the R noisy steps."""
         return {"mean": self._scored.mean, "std": self._scored.std}
+
+
+class FlowMatching(FlowDecisions):
+    """Actions on the ODE from Gaussian noise, without densities.
+
+    The score of a column is its part of minus the flow-matching loss of the action, averaged over pairs of noise and
+    time that are drawn with it: the columns of a decision sum to -mean(`cfm_loss`). It is not a log-prob.
+    """
+
+    def sample(self, noise: Tensor | None, *, greedy: bool = False) -> PolicyOutput:
+        """Follow the ODE, without gradients.
+
+        Args:
+            noise: [B, `noise_width`] standard normal; None for decisions from x_1 = 0.
+            greedy: start as `eval_noise` says, otherwise from the x_1 in `noise`.
+        """
+        noise = (self._blank if noise is None else noise).float()
+        numbers, sizes = self._denoised[0] * self._denoised[1], self._denoised
+        x_1, pairs = noise[:, :numbers].unflatten(1, sizes), noise[:, numbers:].unflatten(1, (MATCHED_PAIRS, -1))
+        if greedy and self._settings.eval_noise == "zero":
+            x_1 = torch.zeros_like(x_1)
+        with torch.no_grad():
+            trace = {
+                "x_0": sample_ode(self.velocity, x_1, self._settings.steps),
+                "pair_noise": pairs[..., :-1].unflatten(2, sizes),
+                "pair_time": flow_matching_time(torch.special.ndtr(pairs[..., -1])),
+            }
+            return PolicyOutput(self.executed(trace["x_0"]), self.log_prob(trace), trace)
+
+    def log_prob(self, trace: Mapping[str, Tensor]) -> Tensor:
+        """[B, K]: the parts of minus the flow-matching loss."""
+        actions, noise, times = trace["x_0"].unsqueeze(1), trace["pair_noise"], trace["pair_time"]
+        v = self.velocity(interpolate(actions, noise, times[..., None, None]), times).float()
+        errors = self.executed(v - target_velocity(actions, noise)).square().mean(1).flatten(1)
+        return -errors / errors.shape[1]

@@ -1,4 +1,4 @@
-"""The action head of flow-matching policies; it has no weights, which are those of the velocity network."""
+"""The action head of flow-matching policies; all weights are in the velocity network."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from rlvla.algorithms.flow import (
     target_velocity,
 )
 from rlvla.models.action_heads import CORRECT_WITHIN, MISSING_OF_DENSITIES, ActionHead
-from rlvla.models.flow.distribution import FlowDistribution, noise_width
-from rlvla.models.flow.matching import FlowMatching, matching_noise_width
+from rlvla.models.flow.distribution import FlowDistribution, FlowMatching, noise_width
 from rlvla.models.flow.settings import FlowSettings
 from rlvla.models.policy import TRAINING_NOISE, PolicyOutput
 
@@ -30,12 +29,10 @@ PAIRS = 4
 MISSING_OF_FLOWS = {
     **MISSING_OF_DENSITIES,
     "rsample": "a chain of denoising steps is not differentiated",
-    "covariances": "its log-probs are those of denoising steps, whose entropy no choice of tokens keeps up",
+    "covariances": "its log-probs are those of denoising steps, not of tokens",
     "sft_loss": "a flow is trained by flow matching",
     "demonstrated_log_probs": "an action has a log-prob only together with the chain that led to it",
 }
-
-
 _NO_DENSITY = "actions of --flow_method ode have no density, only a flow-matching loss"
 _NO_CRITIC = "--flow_method ode is for --policy_loss fpo, which works without a critic; take grpo or another estimator"
 MISSING_OF_ODE = {
@@ -46,7 +43,7 @@ MISSING_OF_ODE = {
 
 
 class NumberCodec(Protocol):
-    """Between the numbers of the environment and those of the network; see `StatisticsCodec` for each."""
+    """Normalization of actions; see `StatisticsCodec` for each method."""
 
     @property
     def effective_numbers(self) -> Tensor: ...  # noqa: D102
@@ -66,14 +63,10 @@ class VelocityModel(Protocol):
         ...
 
 
-def _noise_width(settings: FlowSettings, chunk: tuple[int, int], denoised: tuple[int, int]) -> int:
-    return matching_noise_width(denoised) if settings.method == "ode" else noise_width(settings, chunk, denoised)
-
-
 def flow_spec(
     settings: FlowSettings, chunk: tuple[int, int], denoised: tuple[int, int] | None = None
 ) -> dict[str, Any]:
-    """The fields of `PolicySpec` that the head decides; arguments as for `FlowHead`."""
+    """The fields of `PolicySpec` that depend on the head; arguments as for `FlowHead`."""
     actions, dims = denoised or chunk
     missing = dict(MISSING_OF_FLOWS)
     if settings.method == "ode":
@@ -84,7 +77,7 @@ def flow_spec(
         "columns": chunk[0] * chunk[1] * (settings.steps if settings.scores == "step_log_probs" else 1),
         "scores": settings.scores,
         "noise": "normal",
-        "noise_shape": (_noise_width(settings, chunk, denoised or chunk),),
+        "noise_shape": (noise_width(settings, chunk, denoised),),
         "anneals_noise": settings.method in ("sde", "cps"),
         "greedy_noise": settings.eval_noise == "sample",
         "training_noise": PAIRS * (actions * dims + 1),  # for each pair the noise of a chunk, and its time
@@ -99,13 +92,13 @@ class FlowHead(ActionHead):
 
     Args:
         codec: normalizes actions.
-        settings: how actions are sampled.
+        settings: of sampling.
         chunk: (A, D).
-        denoised: (C, M), actions and dimensions that the network denoises together, see `FlowDistribution`; the
-            supervised loss is of C x D columns. None: `chunk`.
+        denoised: (C, M), actions and dimensions that the network denoises together, see `FlowDecisions`; the
+            supervised loss has C x D columns. None: `chunk`.
 
     Attributes:
-        noise_level: of the next decisions; that of the settings, unless it is annealed.
+        noise_level: of the next decisions; that of the settings, unless annealed.
     """
 
     def __init__(
@@ -118,17 +111,15 @@ class FlowHead(ActionHead):
         self._codec, self.settings, self._chunk, self._denoised = codec, settings, chunk, denoised or chunk
         self.noise_level = settings.noise_level
 
-    def distribution(self, model: VelocityModel, hidden: Tensor, temperature: float) -> FlowDistribution | FlowMatching:
-        """Chains or paths of the velocity that the hidden states condition."""
+    def distribution(self, model: Any, hidden: Any, temperature: float) -> FlowDistribution | FlowMatching:
+        """Chains or paths of the velocity of a `VelocityModel`, conditioned on its hidden states."""
+        settings, chunk, denoised = self.settings, self._chunk, self._denoised
         velocity = partial(model.velocity, model.read_out(hidden))
-        blank = torch.zeros(
-            (len(hidden), _noise_width(self.settings, self._chunk, self._denoised)), device=hidden.device
-        )
-        if self.settings.method == "ode":
-            return FlowMatching(velocity, self.settings, self._chunk, blank, self._denoised)
-        return FlowDistribution(
-            velocity, self.settings, self._chunk, blank, temperature, self.noise_level, self._denoised
-        )
+        blank = torch.zeros((len(hidden), noise_width(settings, chunk, denoised)), device=hidden.device)
+        if settings.method == "ode":
+            return FlowMatching(velocity, settings, chunk, blank, denoised)
+        noise = {"temperature": temperature, "noise_level": self.noise_level}
+        return FlowDistribution(velocity, settings, chunk, blank, denoised, **noise)
 
     def denoise(self, model: VelocityModel, hidden: Tensor, start: Tensor) -> np.ndarray:
         """See `NetworkPolicy.denoise`."""

@@ -1,4 +1,4 @@
-"""How actions are sampled from a flow-matching policy; importable without torch."""
+"""Sampling settings of flow-matching policies; importable without torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FlowSettings:
         steps: K, denoising steps.
         noisy_steps: `one` step per decision is noisy, or `all`.
         eval_noise: greedy decisions start from a random `sample`, or from `zero`.
-        asked_scores: the `scores` that the run needs; in neither config.json nor the flags.
+        asked_scores: the `scores` that the run needs; neither in config.json nor a flag.
     """
 
     method: str = "sde"
@@ -38,7 +38,7 @@ class FlowSettings:
 
     @property
     def scores(self) -> str:
-        """What a decision is scored with, one of `SCORES`: what is asked for, if these settings allow it."""
+        """Kind of score of a decision, one of `SCORES`: `asked_scores` if these settings allow it."""
         if self.method == "ode":
             return "matching"
         # A learned standard deviation would get no gradient from mirrored errors.
@@ -56,13 +56,13 @@ class FlowSettings:
         return self.method == "noise"
 
     def problems(self) -> list[tuple[str, str]]:
-        """Values that cannot be used: (name of the setting, what is wrong)."""
+        """Invalid values: (name of the setting, problem)."""
         choices = {"method": METHODS, "noisy_steps": FLOW_NOISY_STEPS, "eval_noise": EVAL_NOISES}
         choices["asked_scores"] = SCORES
         problems = []
-        for name, known in choices.items():
-            if getattr(self, name) not in known:
-                problems.append((name, f"is {getattr(self, name)!r}; it must be one of {', '.join(known)}"))
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                problems.append((name, f"is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}"))
         if not 1 <= self.steps <= MAX_STEPS:
             problems.append(("steps", f"is {self.steps}; it must be between 1 and {MAX_STEPS}"))
         if not 0 < self.noise_level <= 1:
@@ -73,7 +73,7 @@ class FlowSettings:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> FlowSettings:
-        """From entries with the prefix; those that are missing or None keep their default."""
+        """From entries with the prefix; missing ones and None keep their default."""
         given = {field.name: values.get(PREFIX + field.name) for field in fields(cls)}
         return cls(**{name: value for name, value in given.items() if value is not None})
 

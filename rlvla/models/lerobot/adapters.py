@@ -1,4 +1,4 @@
-"""LoRA adapters on the towers of a LeRobot policy, put into the network itself."""
+"""LoRA adapters in the towers of a LeRobot policy."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from rlvla.models.config import ActorConfig
+from rlvla.models.lerobot.network import FlowNetwork
 from rlvla.models.lora import ALL_LINEAR, LANGUAGE, MergedWeights
 from rlvla.utils.errors import ConfigError, Problem, require
 
@@ -17,11 +18,11 @@ EXPERT = "expert"
 _TARGETS = {LANGUAGE: ("language", "expert"), EXPERT: ("expert",), ALL_LINEAR: None}
 
 
-def flow_lora_layers(network: Any, targets: Sequence[str]) -> list[str]:
-    """Names of the linear layers that get adapters: those that would be trained without.
+def flow_lora_layers(network: FlowNetwork, targets: Sequence[str]) -> list[str]:
+    """Names of the linear layers that get adapters, among the trainable ones.
 
     Args:
-        network: a `FlowNetwork` whose `set_trainable` has been called.
+        network: after `set_trainable`.
         targets: "language" (decoder and expert), "expert", "all-linear" or suffixes of layer names.
 
     Raises:
@@ -36,15 +37,13 @@ def flow_lora_layers(network: Any, targets: Sequence[str]) -> list[str]:
     problems = []
     for target in targets:
         if target in _TARGETS:
-            parts = _TARGETS[target]
-            matching = [name for name in linear if parts is None or network.part_of(f"{name}.weight") in parts]
+            towers = _TARGETS[target]
+            matching = [name for name in linear if towers is None or network.part_of(f"{name}.weight") in towers]
         else:
             matching = [name for name in linear if f".{name}".endswith(f".{target}")]
         if not matching:
-            known = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in linear}))
-            text = (
-                f"--lora_targets {target} names no layer that is trained; use {', '.join(_TARGETS)} or some of {known}"
-            )
+            suffixes = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in linear}))
+            text = f"--lora_targets {target} matches no trained layer; use {', '.join(_TARGETS)} or some of {suffixes}"
             problems.append(Problem("lora_targets", "unknown_name", text))
         chosen |= dict.fromkeys(matching)
     if problems:
@@ -52,20 +51,20 @@ def flow_lora_layers(network: Any, targets: Sequence[str]) -> list[str]:
     return list(chosen)
 
 
-def add_flow_adapters(network: Any, config: ActorConfig) -> None:
-    """Put adapters into the network, and freeze everything else; at first they do not change the output."""
+def add_flow_adapters(network: FlowNetwork, config: ActorConfig) -> None:
+    """Add adapters to the network, and freeze everything else; initially they do not change the output."""
     peft = require("peft", extra="all")
     layers = flow_lora_layers(network, config.lora_targets)
     network.requires_grad_(False)
-    wanted = "|".join(re.escape(name) for name in layers)
+    pattern = "|".join(re.escape(name) for name in layers)
     options = {"r": config.lora_rank, "lora_alpha": config.lora_alpha, "lora_dropout": config.lora_dropout}
-    peft.inject_adapter_in_model(peft.LoraConfig(target_modules=f"({wanted})", **options), network)
+    peft.inject_adapter_in_model(peft.LoraConfig(target_modules=f"({pattern})", **options), network)
 
 
 @contextmanager
 def adapters_off(network: nn.Module) -> Iterator[None]:
-    """Within the block, the network computes as if it had no adapters."""
-    layers = [module for module in network.modules() if hasattr(module, "enable_adapters")]
+    """Disable the adapters within the block."""
+    layers: list[Any] = [module for module in network.modules() if hasattr(module, "enable_adapters")]
     try:
         for layer in layers:
             layer.enable_adapters(False)

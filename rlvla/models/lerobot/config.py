@@ -88,7 +88,7 @@ def read_features(raw: Mapping[str, Any]) -> tuple[Features, list[str]]:
             entries = {}
         for key, entry in entries.items():
             kind, shape = (entry.get("type"), entry.get("shape")) if isinstance(entry, Mapping) else (None, None)
-            sizes = shape if isinstance(shape, list) else [None]
+            sizes: list[Any] = shape if isinstance(shape, list) else [None]
             if not isinstance(kind, str) or not all(type(size) is int and size > 0 for size in sizes):
                 problems.append(f"{name}[{key!r}] needs a type and a shape of positive whole numbers")
                 continue

@@ -176,22 +176,17 @@ class LeRobotFamily(PolicyFamily):
         """See `PolicyFamily.check`; a folder has the statistics of a single data set."""
         # Nothing else can be checked without it.
         config = self._config.from_json(read_json(folder / CONFIG_FILE), folder / CONFIG_FILE)
-        problems = _unknown_settings(folder, overrides)
+        problems, supported = [], (*_TAKEN, *_PLACEMENT)
+        unknown = [name for name in overrides if name not in supported]
+        if unknown:
+            names = f"{', '.join(unknown)}; known are {', '.join(supported)}"
+            text = f"{folder}: {type_of(folder)} policies have no setting {names}"
+            problems.append(Problem(None, "unknown_name", text))
         problems += stored_head_problems(folder) if reads_statistics() else []
-        files, settings = collected(problems, lambda: self._check_files(folder)), None
-        try:
-            settings, wrong = read_settings(
-                folder,
-                config.features.cameras,
-                {name: overrides[name] for name in _TAKEN if overrides.get(name) is not None},
-                chunk_size=config.chunk_size,
-                n_action_steps=config.n_action_steps,
-                steps=config.steps,
-                empty_cameras=config.empty_cameras,
-            )
-            problems += wrong
-        except ConfigError as error:
-            problems += error.problems
+        files = collected(problems, lambda: self._check_files(folder))
+        given = {name: overrides[name] for name in _TAKEN if overrides.get(name) is not None}
+        settings, wrong = collected(problems, lambda: read_settings(folder, config, given)) or (None, [])
+        problems += wrong
         if files is not None and settings is not None and settings.flow.learns_std and reads_statistics():
             width = files.empty_network().expert_width
             collected(problems, lambda: load_std_head(folder, width, config.features.action_dim))
@@ -214,14 +209,3 @@ class LeRobotFamily(PolicyFamily):
         given = {name: settings.get(name) for name in _TAKEN if settings.get(name) not in (None, ())}
         super().overrides(folder, {name: settings.get(name) for name in SETTINGS if name not in given})
         return given
-
-
-def _unknown_settings(folder: Path, overrides: Mapping[str, Any]) -> list[Problem]:
-    """Overrides without meaning for LeRobot policies."""
-    supported = (*_TAKEN, *_PLACEMENT)
-    unknown = [name for name in overrides if name not in supported]
-    if not unknown:
-        return []
-    names = f"{', '.join(unknown)}; known are {', '.join(supported)}"
-    text = f"{folder}: {type_of(folder)} policies have no setting {names}"
-    return [Problem(None, "unknown_name", text)]

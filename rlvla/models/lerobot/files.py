@@ -215,13 +215,13 @@ def collected(problems: list[Problem], read: Callable[[], _Read]) -> _Read | Non
 def read_parts(
     path: Path, config: LeRobotConfig, problems: list[Problem], *, models: Sequence[str] = ()
 ) -> tuple[Processors, LeRobotFolder | None]:
-    """Pipelines and files of a folder, to which the folders of its models and its tokenizer belong.
+    """Pipelines and files of a folder, including the folders of its models and its tokenizer.
 
     Args:
         path: the policy's folder.
         config: its config.json.
-        problems: extended by those of both.
-        models: names of models; without any, `LeRobotConfig.tokenizer_name` counts if the pipeline names no tokenizer.
+        problems: list that is extended by the problems of both.
+        models: names of models besides the tokenizer.
     """
     processors, wrong = read_processors(path, config)
     problems += wrong
@@ -253,8 +253,8 @@ def read_tokenizer(
     Raises:
         ConfigError: impossible settings, or a tokenizer that is missing or cannot be read.
     """
-    settings = {TOKENIZER_NAME: config.tokenizer_name, "max_length": config.tokenizer_max_length, "padding": padding}
-    settings |= processors.text
+    defaults = {TOKENIZER_NAME: config.tokenizer_name, "max_length": config.tokenizer_max_length, "padding": padding}
+    settings: dict[str, Any] = {**defaults, **processors.text}
     name, length, padding = settings[TOKENIZER_NAME], settings["max_length"], settings["padding"]
     if not isinstance(name, str) or not fits(length, int) or length < 1 or padding not in PADDINGS:
         where = f"{path}: tokenizer_processor"

@@ -1,4 +1,4 @@
-"""The files of a policy folder in LeRobot's layout: read, checked and written back without losing any."""
+"""The files of a policy folder in LeRobot's layout: reading, checks, lossless writing."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class LeRobotFolder:
     """A policy folder.
 
     Attributes:
-        path: where it is.
+        path: of the folder.
         config: content of its config.json.
         shapes: name -> shape of every tensor in model.safetensors.
-        dtypes: name -> dtype of the same.
-        companions: every other file that belongs to it, by its path in the folder; neither code nor other weights,
-            except the tensors of the pipelines.
+        dtypes: name -> dtype of every tensor.
+        companions: content of every other file, by its path in the folder; neither code nor other weights, except the
+            tensors of the pipelines.
         metadata: of model.safetensors.
     """
 
@@ -78,7 +78,7 @@ def read_folder(path: Path, *, state_files: Iterable[str] = (), subfolders: Iter
     Args:
         path: the folder.
         state_files: files with the tensors of the pipelines, by their paths in the folder.
-        subfolders: folders inside it whose files belong to it, but for weights and code.
+        subfolders: folders inside it whose files belong to it, except weights and code.
 
     Raises:
         ConfigError: config.json or model.safetensors is missing or unreadable.
@@ -95,8 +95,8 @@ def read_folder(path: Path, *, state_files: Iterable[str] = (), subfolders: Iter
     try:
         with safe_open(weights, framework="pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118, not a dict
-            shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
-            kinds = {name: part.get_dtype() for name, part in slices.items()}
+            shapes = {name: tuple(tensor.get_shape()) for name, tensor in slices.items()}
+            kinds = {name: tensor.get_dtype() for name, tensor in slices.items()}
             metadata = file.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise _unreadable(weights, error) from None
@@ -126,23 +126,23 @@ def _unreadable(path: Path, error: Exception) -> ConfigError:
 
 
 def tensor_problems(
-    where: Path, wanted: Mapping[str, tuple[int, ...]], stored: Mapping[str, tuple[int, ...]]
+    where: Path, expected: Mapping[str, tuple[int, ...]], stored: Mapping[str, tuple[int, ...]]
 ) -> list[Problem]:
-    """Tensors that are missing, left over or of another shape than the configuration asks for."""
-    texts = [f"tensor {name} is missing" for name in sorted(wanted.keys() - stored.keys())]
-    texts += [f"tensor {name} belongs to no such policy" for name in sorted(stored.keys() - wanted.keys())]
+    """Tensors that are missing, unexpected or of another shape than expected."""
+    texts = [f"tensor {name} is missing" for name in sorted(expected.keys() - stored.keys())]
+    texts += [f"tensor {name} does not belong to such a policy" for name in sorted(stored.keys() - expected.keys())]
     texts += [
-        f"{name} has shape {list(stored[name])}, not {list(wanted[name])}"
-        for name in sorted(wanted.keys() & stored.keys())
-        if stored[name] != wanted[name]
+        f"{name} has shape {list(stored[name])}, not {list(expected[name])}"
+        for name in sorted(expected.keys() & stored.keys())
+        if stored[name] != expected[name]
     ]
     more = len(texts) - _LISTED
-    texts = texts if more <= 0 else [*texts[:_LISTED], f"{more} more tensors are missing, left over or misshapen"]
+    texts = texts if more <= 0 else [*texts[:_LISTED], f"{more} more tensors are missing, unexpected or misshapen"]
     return [Problem(None, "invalid_file", f"{where}: {text}") for text in texts]
 
 
 def lossless(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """The tensor on the host, in `dtype` if that loses nothing, otherwise as it is."""
+    """The tensor on the host, converted to `dtype` if that loses nothing."""
     tensor = tensor.detach().to("cpu").contiguous()
     narrow = tensor.to(dtype or tensor.dtype)
     return narrow if torch.equal(narrow.to(tensor.dtype), tensor) else tensor
@@ -163,8 +163,8 @@ def write_folder(
         target: created if absent; files of the same names are replaced.
         tensors: of model.safetensors, on the host.
         companions: further files, written byte for byte unless their content has changed.
-        contents: JSON files by name; one that says the same as its companion keeps the companion's bytes.
-        states: files with tensors by name, in place of their companions.
+        contents: JSON files by name; equal content keeps the bytes of the companion.
+        states: files with tensors by name, which replace companions.
         metadata: of model.safetensors.
     """
     files = dict(companions)

@@ -1,4 +1,4 @@
-"""Resizing images as LeRobot's policies do: keep the aspect, pad to a square."""
+"""Resizing of images with padding, as in LeRobot's policies."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from torch import Tensor
 
 
 def resize_with_padding(images: Tensor, height: int, width: int, *, center: bool = False, padding: float = 0) -> Tensor:
-    """Resize (bilinear, no antialiasing) as far as the image fits, and pad the rest.
+    """Resize (bilinear, no antialiasing) with the aspect ratio kept, and pad.
 
     Args:
         images: [..., 3, H, W] float.
         height: of the result.
         width: of the result.
-        center: pad evenly; otherwise the image goes to the lower right corner, as in SmolVLA.
-        padding: value of the rest.
+        center: pad evenly; otherwise on top and left alone, as in SmolVLA.
+        padding: value.
 
     Returns:
         [..., 3, height, width].
@@ -35,24 +35,14 @@ def resize_with_padding(images: Tensor, height: int, width: int, *, center: bool
     return flat.reshape(*images.shape[:-2], height, width)
 
 
-def to_network_range(
-    images: Tensor,
-    height: int,
-    width: int,
-    *,
-    center: bool = False,
-    padding: float = 0,
-    dtype: torch.dtype = torch.float32,
-) -> Tensor:
-    """uint8 [..., H, W, 3] of an environment -> [..., 3, height, width] in [-1, 1].
+def to_network_range(images: Tensor, size: int, *, center: bool = False, padding: float = 0) -> Tensor:
+    """Camera images [..., H, W, 3] uint8 -> [..., 3, size, size] float32 in [-1, 1].
 
     Args:
         images: pixels.
-        height: of the result.
-        width: of the result.
+        size: side of the result.
         center: see `resize_with_padding`.
-        padding: before the range is changed: 0 becomes -1.
-        dtype: of the result.
+        padding: value in [0, 1] before the mapping to [-1, 1].
     """
-    pixels = images.movedim(-1, -3).to(dtype) / 255
-    return resize_with_padding(pixels, height, width, center=center, padding=padding) * 2 - 1
+    pixels = images.movedim(-1, -3).to(torch.float32) / 255
+    return resize_with_padding(pixels, size, size, center=center, padding=padding) * 2 - 1

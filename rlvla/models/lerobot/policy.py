@@ -107,7 +107,7 @@ class LeRobotPolicy(NetworkPolicy):
             images = np.ascontiguousarray(images[..., ::-1, ::-1, :])
         return super().prepare(images, proprio)
 
-    def hidden(
+    def hidden(  # type: ignore[override]  # `observations` as named arguments
         self, trace: dict[str, Tensor], *, images: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor
     ) -> Prefix:
         """The prefix; frozen parts stay out of the graph."""
@@ -171,8 +171,8 @@ class LeRobotPolicy(NetworkPolicy):
         chunk = self._denoised[0]
         positions = {"vision": patches * num_images, "language": tokens - chunk, "state": 1, "expert": chunk}
         positions["output"] = chunk
-        network: FlowNetwork = getattr(model, "policy", model).network  # of a critic made of a policy, or of a policy
-        total, names = 0.0, {id(p): name for name, p in network.named_parameters()}
+        policy: Any = getattr(model, "policy", model)  # of a critic, or the model itself
+        total, names = 0.0, {id(p): name for name, p in policy.network.named_parameters()}
         trained = {self.network.part_of(names[id(p)]) for p in model.parameters() if p.requires_grad and id(p) in names}
         for parameter in model.parameters():
             part = self.network.part_of(names[id(parameter)]) if id(parameter) in names else "output"

@@ -258,7 +258,8 @@ def read_processors(folder: Path, config: LeRobotConfig) -> tuple[Processors, li
     if isinstance(text.get(TOKENIZER_NAME), str):
         text[TOKENIZER_NAME] = lasting_name(text[TOKENIZER_NAME], folder)
     files = dict.fromkeys(step.state_file for steps in pipelines for step in steps if step.state_file)
-    return Processors(*normalizers, text, tuple(files), before), problems
+    state, action = normalizers
+    return Processors(state, action, text, tuple(files), before), problems
 
 
 def _read_steps(path: Path, supported: set[str]) -> list[Step]:

@@ -1,9 +1,10 @@
-"""Prompts of LeRobot's policies: local folders with their tokenizers, and text as token ids."""
+"""Prompts of LeRobot's policies: lookup of their tokenizers, and tokenization."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from rlvla.utils.errors import ConfigError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 PADDINGS = ("longest", "max_length")  # to the longest of the batch, or to the length in the settings
-_REMEMBERED = 4096  # tokenized instructions; prompts with a state in them never end
+_CACHED = 4096  # tokenized prompts; those that contain a state are all different
 
 
 def with_new_line(instruction: str) -> str:
@@ -22,27 +23,31 @@ def with_new_line(instruction: str) -> str:
 
 
 def find_folder(name: str, policy_folder: Path, file: str, *, setting: str, files: Sequence[str]) -> Path:
-    """The local folder of a model that a policy's folder names; nothing is downloaded.
+    """Local folder of a model under the name in a policy's folder; nothing is downloaded.
 
-    It may be a path (absolute, or relative to the policy's folder) or a public name, which is looked for in the local
-    cache of Hugging Face.
+    The name may be a path (absolute, or relative to the policy's folder) or a public name, which is looked up in the
+    local cache of Hugging Face.
 
     Args:
         name: of the model.
         policy_folder: of the policy.
-        file: one that the folder must have, to be taken from the cache.
-        setting: file and entry of the policy that has the name, for the message.
-        files: those that are needed.
+        file: one that a folder in the cache must have.
+        setting: file and entry of the policy with the name, for the message.
+        files: required files, for the message.
 
     Raises:
-        ConfigError: it is nowhere; the message says what to fetch, and where it may be put.
+        ConfigError: it is missing; the message has the command that fetches it.
     """
     folder = policy_folder / name
     if folder.is_dir():
         return folder
-    cached = _cached(name, file)
-    if cached is not None:
-        return cached
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    with suppress(HFValidationError):
+        cached = try_to_load_from_cache(name, file)
+        if isinstance(cached, str):
+            return Path(cached).parent
     fetch = f"hf download {name} {' '.join(files)} --local-dir {folder}"
     remedy = f"copy it to {folder}" if Path(name).is_absolute() else f"fetch it ({fetch}), or name a folder"
     where = f"{policy_folder}/{setting} {name!r} is not on this machine"
@@ -51,13 +56,13 @@ def find_folder(name: str, policy_folder: Path, file: str, *, setting: str, file
 
 
 def inner_folders(names: Iterable[object], policy_folder: Path) -> list[str]:
-    """Those of the names that are folders inside the policy's, which belong to it."""
+    """Names of folders inside the policy's folder, which belong to it."""
     inner = {os.path.normpath(name) for name in names if isinstance(name, str) and not Path(name).is_absolute()}
     return sorted(name for name in inner if not _leaves(name) and name != "." and (policy_folder / name).is_dir())
 
 
 def lasting_name(name: str, policy_folder: Path) -> str:
-    """The name as a copy of the policy elsewhere can use it: absolute, if it is a folder outside the policy's."""
+    """A name that stays valid in a copy of the policy: absolute for a folder outside the policy's."""
     if _leaves(os.path.normpath(name)) and (policy_folder / name).is_dir():
         return str((policy_folder / name).resolve())
     return name
@@ -67,25 +72,14 @@ def _leaves(name: str) -> bool:
     return name.split(os.sep)[0] == os.pardir
 
 
-def _cached(name: str, file: str) -> Path | None:
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        found = try_to_load_from_cache(name, file)
-    except HFValidationError:
-        return None
-    return Path(found).parent if isinstance(found, str) else None
-
-
 class PromptTokenizer:
-    """Turns prompts into token ids, truncated, padded on the right.
+    """Tokenization of prompts, truncated and padded on the right.
 
     Args:
         folder: with the tokenizer's files.
         max_length: longest prompt in tokens.
         padding: "longest" of the batch, or "max_length".
-        prompt: what is tokenized of an instruction.
+        prompt: text to tokenize for an instruction.
 
     Raises:
         ConfigError: the folder has no readable tokenizer, or one without a padding token.
@@ -114,7 +108,7 @@ class PromptTokenizer:
                 reason = "it names code in auto_map, which is never run; use a tokenizer that transformers knows"
             raise ConfigError.of(None, "invalid_file", f"{folder}: no tokenizer can be read ({reason})") from None
         self.folder, self.max_length, self.padding, self._prompt = folder, max_length, padding, prompt
-        self._known: dict[str, list[int]] = {}
+        self._ids: dict[str, list[int]] = {}
         self._pad = self._tokenizer.pad_token_id
         if self._pad is None:
             text = f"{folder}: the tokenizer has no padding token; set pad_token in its tokenizer_config.json"
@@ -127,12 +121,12 @@ class PromptTokenizer:
 
     def ids(self, instruction: str) -> list[int]:
         """The token ids of one instruction, without padding."""
-        if instruction not in self._known:
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
+        if instruction not in self._ids:
+            if len(self._ids) >= _CACHED:
+                self._ids.clear()
             encoded = self._tokenizer(self._prompt(instruction), truncation=True, max_length=self.max_length)
-            self._known[instruction] = list(encoded["input_ids"])
-        return self._known[instruction]
+            self._ids[instruction] = list(encoded["input_ids"])
+        return self._ids[instruction]
 
     def __call__(self, instructions: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Token ids [B, L] int64 and their mask [B, L] bool."""

@@ -15,6 +15,7 @@ from rlvla.models.lerobot.cameras import (
     present_features,
     read_camera_map,
 )
+from rlvla.models.lerobot.config import LeRobotConfig
 from rlvla.utils.data_files import check_types, read_json
 from rlvla.utils.errors import Problem
 
@@ -75,26 +76,15 @@ class LeRobotSettings:
 
 
 def read_settings(
-    folder: Path,
-    keys: list[str],
-    overrides: Mapping[str, Any],
-    *,
-    chunk_size: int,
-    n_action_steps: int,
-    steps: int,
-    empty_cameras: int = 0,
+    folder: Path, config: LeRobotConfig, overrides: Mapping[str, Any]
 ) -> tuple[LeRobotSettings, list[Problem]]:
-    """The settings of a folder, overridden by those of a run, and the problems with them.
+    """Settings in a folder, overridden by the flags of a run, and their problems.
 
     Args:
         folder: of the policy.
-        keys: image features, in the order of the network.
+        config: its config.json.
         overrides: flags by name: `action_chunk_len`, `camera_map`, `critic_features`, `platform` and the fields of
             `FlowSettings`; `cameras` of the environment.
-        chunk_size: C, upper limit of the actions that are executed.
-        n_action_steps: as in config.json.
-        steps: denoising steps as in config.json.
-        empty_cameras: image features that may be missing.
 
     Raises:
         ConfigError: the file in the folder cannot be read, or holds values of other types.
@@ -103,21 +93,21 @@ def read_settings(
     recorded = read_json(path) if path.is_file() else {}
     check_types({name: recorded[name] for name in _TYPES if name in recorded}, _TYPES, path)
     values = {**recorded, **{name: value for name, value in overrides.items() if value is not None}}
-    flow = FlowSettings.of({PREFIX + "steps": steps, **{name: values.get(name) for name in FLOW_SETTINGS}})
+    flow = FlowSettings.of({name: values.get(name) for name in FLOW_SETTINGS})
     if PREFIX + "steps" not in overrides:
-        flow = replace(flow, steps=steps)
+        flow = replace(flow, steps=config.steps)
     flow = replace(flow, asked_scores=overrides.get(ASKED_SCORES) or flow.asked_scores)
     problems = [_problem(PREFIX + name, text, overrides, path) for name, text in flow.problems()]
-    actions = overrides.get("action_chunk_len") or n_action_steps
-    if actions > chunk_size:
-        text = f"--action_chunk_len {actions}: the policy predicts {chunk_size} actions; execute at most as many"
+    actions = overrides.get("action_chunk_len") or config.n_action_steps
+    if actions > config.chunk_size:
+        text = f"--action_chunk_len {actions}: the policy predicts {config.chunk_size} actions; execute at most as many"
         problems.append(Problem("action_chunk_len", "mismatch", text))
-        actions = n_action_steps
+        actions = config.n_action_steps
     critic = values.get("critic_features", CRITIC_FEATURES[0])
     if critic not in CRITIC_FEATURES:
         text = f"is {critic!r}; it must be one of {', '.join(CRITIC_FEATURES)}"
         problems.append(_problem("critic_features", text, overrides, path))
-    cameras, mapping, wrong = _cameras(recorded, keys, overrides, empty_cameras)
+    cameras, mapping, wrong = _cameras(recorded, config, overrides)
     platform = overrides.get("platform")
     if platform not in (None, ROTATED_PLATFORM):
         text = f"--platform {platform}: for policies in LeRobot's format only {ROTATED_PLATFORM} has a meaning"
@@ -128,16 +118,17 @@ def read_settings(
 
 
 def _cameras(
-    recorded: Mapping[str, Any], keys: list[str], overrides: Mapping[str, Any], empty: int
+    recorded: Mapping[str, Any], config: LeRobotConfig, overrides: Mapping[str, Any]
 ) -> tuple[tuple[str, ...], dict[str, str], list[Problem]]:
     """The environment's cameras and their mapping: from the flag, else the file, else equal names."""
     from_flag, problems = read_camera_map(overrides.get("camera_map") or ())
     cameras = tuple(overrides.get("cameras") or recorded.get("cameras") or from_flag)
     if not cameras:
         return (), {}, problems
+    keys = config.features.cameras
     from_file = {camera: key for camera, key in recorded.get("camera_map", {}).items() if camera in cameras}
     mapping = from_flag or from_file or default_camera_map(cameras, keys)
-    return cameras, mapping, problems or camera_problems(mapping, cameras, keys, empty_cameras=empty)
+    return cameras, mapping, problems or camera_problems(mapping, cameras, keys, empty_cameras=config.empty_cameras)
 
 
 def _problem(name: str, text: str, overrides: Mapping[str, Any], path: Path) -> Problem:

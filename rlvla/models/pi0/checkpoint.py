@@ -66,8 +66,7 @@ class Pi0Files(LeRobotFiles):
 
     def pixels(self, images: Tensor) -> Tensor:
         """See `LeRobotFiles.pixels`; the padding is at -3."""
-        side = self.config.image_size
-        return to_network_range(images, side, side, center=True, padding=IMAGE_PADDING)
+        return to_network_range(images, self.config.image_size, center=True, padding=IMAGE_PADDING)
 
     def prompt_texts(self, instructions: Sequence[str], states: np.ndarray) -> list[str]:
         """See `LeRobotFiles.prompt_texts`."""

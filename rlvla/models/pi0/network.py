@@ -105,7 +105,7 @@ class SiglipTower(nn.Module):
 
 
 class Pi0Network(FlowNetwork):
-    """The two towers of pi0 or pi0.5; names and shapes of the tensors are those of LeRobot's files.
+    """The two towers of pi0 or pi0.5, with the tensor names and shapes of LeRobot's files.
 
     The heads for words, which are never used, are left out.
 

@@ -54,7 +54,7 @@ class SmolVLAFiles(LeRobotFiles):
 
     def pixels(self, images: Tensor) -> Tensor:
         """See `LeRobotFiles.pixels`."""
-        return to_network_range(images, self._side, self._side)
+        return to_network_range(images, self._side)
 
     def empty_network(self, **options: bool) -> SmolVLANetwork:
         """See `LeRobotFiles.empty_network`."""

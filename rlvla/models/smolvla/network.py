@@ -122,7 +122,7 @@ def decoder_layer(sizes: DecoderSizes, kv_width: int | None = None) -> FlowDecod
 
 
 class SmolVLANetwork(FlowNetwork):
-    """SmolVLA's two towers; names and shapes of the tensors are those of LeRobot's files.
+    """SmolVLA's two towers, with the tensor names and shapes of LeRobot's files.
 
     Args:
         config: of the policy.

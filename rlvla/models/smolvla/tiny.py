@@ -71,12 +71,12 @@ def build_tiny_smolvla(
     seed: int = 0,
     **settings: Any,
 ) -> Path:
-    """Write a policy of about half a million parameters and return its folder; same arguments give identical files.
+    """Write a policy of about half a million parameters and return its folder; equal arguments give equal files.
 
     Args:
         folder: created if absent.
         sentences: task instructions to train the tokenizer on.
-        statistics: "observation.state" and "action" -> statistic -> numbers; at least those of `normalization`.
+        statistics: "observation.state" and "action" -> statistic -> numbers, as `normalization` needs.
         cameras: names of the image features, without `observation.images.`.
         vlm: sizes of the vision-language model, which goes into the folder `vlm`; None: the defaults.
         chunk_size: C, actions that are denoised together.
@@ -121,7 +121,7 @@ def build_tiny_smolvla(
 
 
 def new_policy(folder: Path, facts: NewPolicyFacts, sizes: NewPolicySizes, *, seed: int) -> None:
-    """A policy that fits demonstrations; images whose side is no multiple of a token's are padded to one."""
+    """A policy for given demonstrations; image sides are padded to a multiple of a token's."""
     names = {"llm_dim": "dim", "llm_layers": "layers"}
     vlm = TinyVlm(**{names.get(name, name): value for name, value in sizes.given().items()})
     unit = vlm.patch_size * vlm.scale_factor

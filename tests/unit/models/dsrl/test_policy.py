@@ -187,15 +187,15 @@ def retrained(actor: Path) -> None:
 
 
 DAMAGES = {
-    "gone": (lambda actor: shutil.rmtree(actor.parent / "base"), "not there.*write its new place into `base`"),
+    "gone": (lambda actor: shutil.rmtree(actor.parent / "base"), "is missing.*write its new path into `base`"),
     "changed": (retrained, "model.safetensors changed"),
     "other statistics": (
         lambda actor: (actor.parent / "base" / "dataset_statistics.json").write_text("{}"),
         "dataset_statistics.json changed",
     ),
-    "itself": (edited(base=["."]), "chooses the noise of a policy itself"),
+    "itself": (edited(base=["."]), "is a DSRL actor itself"),
     "no place": (edited(base=[]), "base names no folder"),
-    "no name": (edited(base=["a\0b", "x" * 5000]), "not there"),
+    "no name": (edited(base=["a\0b", "x" * 5000]), "is missing"),
     "settings": (edited(base_settings={"custom_module": "x.py"}), "base_settings has custom_module"),
     "kind of setting": (edited(base_settings={"flow_steps": "4"}), "flow_steps"),
     "range": (edited(noise_range=0), "noise_range 0 must be above 0"),

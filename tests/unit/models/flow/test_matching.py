@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rlvla.algorithms import get_policy_loss
 from rlvla.algorithms.flow import cfm_loss, fpo_log_ratio, interpolate
-from rlvla.models.flow.matching import FlowMatching, matching_noise_width
+from rlvla.models.flow.distribution import FlowMatching, noise_width
 from rlvla.models.flow.settings import FlowSettings
 
 CHUNK, ROWS = (3, 2), 5
@@ -28,12 +28,12 @@ def of(steps: int, function=velocity, eval_noise: str = "sample") -> FlowMatchin
     """Of `ROWS` decisions."""
     settings = FlowSettings("ode", steps=steps, eval_noise=eval_noise)
     assert settings.scores == "matching"
-    return FlowMatching(function, settings, CHUNK, torch.zeros(ROWS, matching_noise_width(CHUNK)))
+    return FlowMatching(function, settings, CHUNK, torch.zeros(ROWS, noise_width(settings, CHUNK)))
 
 
 def noise(seed: int = 0) -> Tensor:
-    """[B, `matching_noise_width`]."""
-    return torch.randn(ROWS, matching_noise_width(CHUNK), generator=torch.Generator().manual_seed(seed))
+    """[B, `noise_width`]."""
+    return torch.randn(ROWS, noise_width(FlowSettings("ode"), CHUNK), generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("steps", [1, 4, 10])

@@ -8,7 +8,7 @@ from rlvla.models.lerobot.images import resize_with_padding, to_network_range
 
 
 def test_the_image_goes_to_the_lower_right() -> None:
-    image = to_network_range(torch.full((2, 20, 10, 3), 255, dtype=torch.uint8), 8, 8)
+    image = to_network_range(torch.full((2, 20, 10, 3), 255, dtype=torch.uint8), 8)
     assert image.shape == (2, 3, 8, 8)
     assert (image[..., :4] == -1).all()
     assert (image[..., 4:] == 1).all()
@@ -23,7 +23,7 @@ def test_or_to_the_center() -> None:
 
 def test_the_right_size_is_left_alone() -> None:
     images = torch.randint(0, 256, (2, 3, 8, 8, 3), dtype=torch.uint8)
-    result = to_network_range(images, 8, 8)
+    result = to_network_range(images, 8)
     assert torch.equal(result, images.movedim(-1, -3) / 255 * 2 - 1)
 
 

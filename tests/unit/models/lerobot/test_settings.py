@@ -1,4 +1,4 @@
-"""What rlvla remembers beside LeRobot's files, and how flags change it."""
+"""Settings in a file that only rlvla reads, and flags that override them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from rlvla.models.lerobot.config import Features
 from rlvla.models.lerobot.settings import SETTINGS_FILE, LeRobotSettings, read_settings
+from rlvla.models.pi0.config import PI0, Pi0Config
 from rlvla.utils.errors import ConfigError, Problem
 
 KEYS = ["observation.images.top", "observation.images.wrist"]
@@ -19,7 +21,9 @@ def read(folder: Path, recorded: dict[str, Any] | None = None, **given: Any) -> 
     """Settings of a policy that predicts 8 actions, executes 5 and denoises in 10 steps."""
     if recorded is not None:
         (folder / SETTINGS_FILE).write_text(json.dumps(recorded))
-    return read_settings(folder, KEYS, given, chunk_size=8, n_action_steps=5, steps=10)
+    features = Features.of(KEYS, 8, 2, 2)
+    config = Pi0Config(type=PI0, features=features, chunk_size=8, n_action_steps=5, num_inference_steps=10)
+    return read_settings(folder, config, given)
 
 
 def kinds(problems: list[Problem]) -> list[tuple[str | None, str]]:
