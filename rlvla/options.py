@@ -102,6 +102,8 @@ class Registry(Generic[F]):
         modules: module -> names that it registers; imported when one of the names is requested.
         declared: name -> dataclass of the options of an entry in `modules`, so that these need not be imported for it.
         defaults: attributes of entries that do not set them.
+        selection: names of the entries in use, from the values of all flags; default: the value of `flag`.
+        unused: why an option of unused entries has no effect, from their names; default: names `flag`.
     """
 
     def __init__(
@@ -113,8 +115,12 @@ class Registry(Generic[F]):
         modules: Mapping[str, Sequence[str]] | None = None,
         declared: Mapping[str, type] | None = None,
         defaults: Mapping[str, Any] | None = None,
+        selection: Callable[[Mapping[str, Any]], Collection[str]] | None = None,
+        unused: Callable[[Sequence[str]], str] | None = None,
     ):
         self.kind, self.flag = kind, flag
+        self.selection = selection or (lambda flags: {flags[str(flag)]})
+        self.unused = unused or (lambda owners: f"--{flag} {{{flag}}} does not use it")
         self._package, self._declared, self._defaults = package, dict(declared or {}), dict(defaults or {})
         self._complete = False  # whether the modules of the package have been imported
         self._entries: dict[str, Entry[F]] = {}
@@ -239,15 +245,42 @@ def flag_values(config: Any) -> Iterator[tuple[dataclasses.Field, Any]]:
         value = getattr(config, option.name)
         if "help" in option.metadata:
             yield option, value
-        elif "registry" in option.metadata and value is not None:
-            yield from flag_values(value)
+        elif "registry" in option.metadata:
+            for options in value if "every" in option.metadata else () if value is None else (value,):
+                yield from flag_values(options)
+
+
+def every(registry: Registry) -> Any:
+    """A dataclass field with the options of all entries of a registry several of which may be in use.
+
+    Its value is a tuple of options; `options_of` finds those of an entry. See `selected` for the rest.
+    """
+    return field(default=None, metadata={"registry": registry, "every": True})
+
+
+def options_of(config: Any, registry: Registry, name: str) -> Any:
+    """The options of an entry in the field made by `every`; None if it has none."""
+    kind = registry.options(name)
+    values = [getattr(config, f.name) for f in dataclasses.fields(config) if f.metadata.get("registry") is registry]
+    if kind is None:
+        return None
+    return next((options for value in values for options in value if type(options) is kind), None) or kind()
+
+
+def _every_kind(registry: Registry) -> list[type]:
+    kinds = (registry.options(name) for name in registry.names())
+    return list(dict.fromkeys(kind for kind in kinds if kind is not None))
 
 
 def fill_selected(config: Any) -> None:
-    """Set fields made by `selected` that do not hold options of the selected entry to its default options."""
+    """Set fields made by `selected` and `every` that lack options of the entries to the default options."""
     for option in dataclasses.fields(config):
         registry = option.metadata.get("registry")
-        if registry is not None:
+        if "every" in option.metadata:
+            made = {type(options): options for options in getattr(config, option.name) or ()}
+            filled = tuple(made[kind] if kind in made else kind() for kind in _every_kind(registry))
+            object.__setattr__(config, option.name, filled)
+        elif registry is not None:
             options = registry.options(getattr(config, registry.flag))
             if options is None or type(getattr(config, option.name)) is not options:
                 object.__setattr__(config, option.name, options() if options else None)
@@ -258,9 +291,10 @@ def from_values(config: type[C], values: Mapping[str, Any]) -> C:
     made: dict[str, Any] = {f.name: values[f.name] for f in dataclasses.fields(config) if f.name in values}  # type: ignore[arg-type]
     for option in dataclasses.fields(config):  # type: ignore[arg-type]
         registry = option.metadata.get("registry")
-        options = registry.options(made.get(registry.flag, _default(config, registry.flag))) if registry else None
-        if options is not None:
-            made[option.name] = from_values(options, values)
+        if "every" in option.metadata:
+            made[option.name] = tuple(from_values(kind, values) for kind in _every_kind(registry))
+        elif registry and (kind := registry.options(made.get(registry.flag, _default(config, registry.flag)))):
+            made[option.name] = from_values(kind, values)
     return config(**made)
 
 

@@ -11,8 +11,10 @@ from rlvla.algorithms.columns import LEVEL_ORDER
 from rlvla.commands.runs.checks import length_problems, rank_problems
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.config import SplitConfig
-from rlvla.options import flag_values
-from rlvla.rewards.config import OVERLONG, REWARD_MODEL
+from rlvla.options import flag_values, options_of
+from rlvla.rewards.base import REWARDS
+from rlvla.rewards.config import REWARD_MODEL
+from rlvla.rewards.overlong import OVERLONG
 from rlvla.rollout.config import TaskSamplingConfig
 from rlvla.trainer.algorithm import make_sampler
 from rlvla.trainer.algorithm_config import LEARNERS, AlgorithmConfig
@@ -228,7 +230,7 @@ def _reward_names(flags: PPORun) -> list[str]:
     rewards = flags.rewards
     names = [spec.partition(":")[0] for spec in rewards.reward]
     names += [REWARD_MODEL] if rewards.reward_pretrain is not None else []
-    return names + ([OVERLONG] if rewards.overlong_buffer_len else [])
+    return names + ([OVERLONG] if options_of(rewards, REWARDS, OVERLONG).overlong_buffer_len else [])
 
 
 def _is_episode_metric(flags: PPORun, name: str) -> bool:

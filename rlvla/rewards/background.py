@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rlvla.options import arg
 from rlvla.utils.terminal import printable
 
 if TYPE_CHECKING:
@@ -37,6 +38,14 @@ class NamedNumbers:
 
 
 SampleReward = float | np.ndarray | NamedNumbers
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """Batching of episodes for judges in the background."""
+
+    reward_fn_batch_size: int = arg(8, "reward_fn, remote: episodes per call", minimum=1)
+    reward_fn_workers: int = arg(4, "reward_fn, remote: concurrent calls, during the rollout", minimum=1, maximum=1024)
 
 
 class BackgroundJudge:

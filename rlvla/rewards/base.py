@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from rlvla.options import Condition, Registry, options_of
 from rlvla.utils.errors import ConfigError, Problem
 
 if TYPE_CHECKING:  # types only: rewards do not depend on these packages at runtime
@@ -127,61 +128,100 @@ class SampleSource(Protocol):
 
 
 SourceFactory = Callable[..., Any]
-_SOURCES: dict[str, SourceFactory] = {}
-_OWN_FLAGS: dict[str, str] = {}  # source -> the flag that adds it, if not --reward
-_KINDS: dict[str, Callable[[], Collection[str]]] = {}  # source -> names of its kinds
+
+
+def _sources_in_use(flags: Mapping[str, Any]) -> set[str]:
+    """Names in --reward, and sources that a flag of their own has added."""
+    added = {name for name, flag in _own_flags().items() if flags.get(flag)}
+    return added | {spec.partition(":")[0] for spec in flags.get("reward", ())}
+
+
+def _add_source(names: Sequence[str]) -> str:
+    flags = [f"--{_own_flags()[name]}" for name in names if name in _own_flags()]
+    return f"there is no {flags[0]}" if flags else f"there is no {' or '.join(names)} in --reward"
+
+
+REWARDS: Registry[SourceFactory] = Registry(
+    "reward",
+    defaults={"own_flag": None, "kinds": None, "reads_images": True},
+    selection=_sources_in_use,
+    unused=_add_source,
+)
+
+
+def used_by(*sources: str) -> Condition:
+    """One of these sources is in use."""
+    return Condition(
+        lambda flags: "reward" not in flags or bool(_sources_in_use(flags) & set(sources)),
+        f"there is no {' or '.join(sources)} in --reward",
+    )
 
 
 def register_reward(
-    name: str, own_flag: str | None = None, kinds: Callable[[], Collection[str]] | None = None
+    name: str,
+    own_flag: str | None = None,
+    kinds: Callable[[], Collection[str]] | None = None,
+    *,
+    options: type | None = None,
+    reads_images: bool = True,
 ) -> Callable[[SourceFactory], SourceFactory]:
-    """Decorator that registers a source factory, called with the `RewardConfig`.
+    """Decorator that registers a factory of a reward source.
 
     Args:
         name: name of the source and of its reward component.
-        own_flag: the flag that adds the source, if not `--reward`.
+        own_flag: the flag, without dashes, that adds the source in place of `--reward`.
         kinds: names for `--reward NAME:KIND:WEIGHT`, each of which adds a component `NAME_KIND`; the factory is then
             called with the kind as second argument.
+        options: frozen dataclass of `rlvla.options.arg` fields, which become flags; the factory is called with it.
+            Without options it is called with the `RewardConfig`.
+        reads_images: the source needs the images of observations; otherwise a run may leave them out.
     """
+    return REWARDS.register(name, options=options, own_flag=own_flag, kinds=kinds, reads_images=reads_images)
 
-    def register(factory: SourceFactory) -> SourceFactory:
-        _SOURCES[name] = factory
-        _OWN_FLAGS.pop(name, None)
-        _KINDS.pop(name, None)
-        if own_flag is not None:
-            _OWN_FLAGS[name] = own_flag
-        if kinds is not None:
-            _KINDS[name] = kinds
-        return factory
 
-    return register
+def _own_flags() -> dict[str, str]:
+    """Source -> the flag that adds it, for those that `--reward` does not."""
+    return {name: flag for name in REWARDS.names() if (flag := REWARDS.attribute(name, "own_flag"))}
+
+
+def _kinds(name: str) -> Collection[str]:
+    """Names of the kinds of a source; empty if it has none or is unknown."""
+    kinds = REWARDS.attribute(name, "kinds") if name in REWARDS.names() else None
+    return kinds() if kinds is not None else ()
 
 
 def reward_names() -> list[str]:
     """Names accepted by `--reward`, sorted."""
-    return sorted(set(_SOURCES) - set(_OWN_FLAGS))
+    return sorted(set(REWARDS.names()) - set(_own_flags()))
 
 
 def source_of(component: str) -> tuple[str, str | None]:
     """The source of a component, and its kind if the component is one of several."""
-    for name, kinds in _KINDS.items():
+    for name in REWARDS.names():
         prefix, _, kind = component.partition(f"{name}_")
-        if not prefix and kind in kinds():
+        if not prefix and kind in _kinds(name):
             return name, kind
     return component, None
+
+
+def reads_images(spec: str) -> bool:
+    """Whether the source of a value of `--reward` needs images."""
+    name = spec.partition(":")[0]
+    return name not in REWARDS.names() or bool(REWARDS.attribute(name, "reads_images"))
 
 
 def make_source(component: str, config: RewardConfig) -> Any:
     """Create the source of a component."""
     name, kind = source_of(component)
-    return _SOURCES[name](config) if kind is None else _SOURCES[name](config, kind)
+    settings = config if REWARDS.options(name) is None else options_of(config, REWARDS, name)
+    return REWARDS.get(name)(settings) if kind is None else REWARDS.get(name)(settings, kind)
 
 
 def component_of(spec: str) -> str:
     """`success:1.0` -> `success`, `vlm:grasp:0.1` -> `vlm_grasp`."""
     name, _, rest = spec.partition(":")
     kind = rest.partition(":")[0]
-    return f"{name}_{kind}" if name in _KINDS and kind in _KINDS[name]() else name
+    return f"{name}_{kind}" if kind in _kinds(name) else name
 
 
 def parse_rewards(specs: Sequence[str]) -> dict[str, float]:
@@ -192,6 +232,7 @@ def parse_rewards(specs: Sequence[str]) -> dict[str, float]:
     """
     weights: dict[str, float] = {}
     problems: list[Problem] = []
+    own_flags = _own_flags()
 
     def report(reason: str, text: str) -> None:
         problems.append(Problem("reward", reason, text))
@@ -200,10 +241,10 @@ def parse_rewards(specs: Sequence[str]) -> dict[str, float]:
         report("too_few", "--reward needs at least one source, e.g. success:1.0")
     for spec in specs:
         name, component = spec.partition(":")[0], component_of(spec)
-        if name in _OWN_FLAGS:
-            report("contradiction", f"--reward {spec}: this source is added by {_OWN_FLAGS[name]}")
+        if name in own_flags:
+            report("contradiction", f"--reward {spec}: this source is added by --{own_flags[name]}")
             continue
-        if name not in _SOURCES:
+        if name not in REWARDS.names():
             report("unknown_name", f"--reward {spec}: unknown source '{name}'; known: {', '.join(reward_names())}")
             continue
         weight = spec[len(component) + 1 :]
@@ -211,9 +252,8 @@ def parse_rewards(specs: Sequence[str]) -> dict[str, float]:
             value = float(weight) if weight else 1.0
         except ValueError:
             value = float("nan")
-            if name in _KINDS and component == name:
-                known = ", ".join(_KINDS[name]())
-                report("unknown_name", f"--reward {spec}: neither a weight nor a kind of {name}; known: {known}")
+            if component == name and (kinds := ", ".join(_kinds(name))):
+                report("unknown_name", f"--reward {spec}: neither a weight nor a kind of {name}; known: {kinds}")
                 continue
         if not np.isfinite(value):
             example = component.replace(f"{name}_", f"{name}:", 1)
@@ -221,7 +261,7 @@ def parse_rewards(specs: Sequence[str]) -> dict[str, float]:
         elif component in weights:
             report("duplicate", f"--reward {spec}: '{component}' is given twice")
         weights[component] = value
-    for name in sorted(set(_KINDS) & set(weights)):
+    for name in sorted(name for name in weights if _kinds(name)):
         if any(source_of(component) != (component, None) for component in weights if source_of(component)[0] == name):
             report("contradiction", f"--reward has {name} with and without a kind; write {name}:KIND:WEIGHT for each")
     if problems:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlvla.options import options_of
 from rlvla.rewards.background import NamedNumbers
 from rlvla.rewards.base import (
+    REWARDS,
     EpisodeStart,
     RewardSource,
     SampleSource,
@@ -21,12 +23,13 @@ from rlvla.rewards.base import (
     scores_of_decisions,
     source_of,
 )
-from rlvla.rewards.config import OVERLONG, REWARD_MODEL, RewardConfig
+from rlvla.rewards.config import REWARD_MODEL, RewardConfig
+from rlvla.rewards.overlong import OVERLONG
 from rlvla.rewards.schedule import WeightSchedule, fraction_done, parse_schedules
 from rlvla.rewards.success_source import SIMULATOR, SuccessConfig, SuccessSource, make_success_source
 from rlvla.rewards.truncation import ProgressWatch
 from rlvla.rewards.vlm.questions import question_named
-from rlvla.rewards.without_effect import settings_without_effect
+from rlvla.utils.cli.flags import no_effect_problems
 from rlvla.utils.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -77,7 +80,7 @@ class RewardPlan:
             # float32 like the scores, so that their product is rounded only once
             weights[REWARD_MODEL] = float(np.float32(config.reward_model_coef))
             names.append(REWARD_MODEL)
-        if config.overlong_buffer_len > 0:
+        if options_of(config, REWARDS, OVERLONG).overlong_buffer_len > 0:
             if OVERLONG in weights:
                 problems.append(f"--overlong_buffer_len: there is a source '{OVERLONG}' in --reward; rename that")
             weights[OVERLONG] = 1.0
@@ -97,7 +100,7 @@ class RewardPlan:
             judge = make_success_source(success, config)
         except ConfigError as error:
             problems += error.problems
-        problems += settings_without_effect(config, weights, success.success_source)
+        problems += no_effect_problems([config, success], {}, ())
         problems += _truncation_problems(config, weights)
         if problems:
             raise ConfigError(dict.fromkeys(problems))  # several questions to one server have the same problems with it

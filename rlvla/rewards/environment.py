@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 AFFORDANCE = "affordance"
 
 
-@register_reward("env")
+@register_reward("env", reads_images=False)
 class EnvironmentSource:
     """Passes through the simulator's reward, `ChunkResult.rewards`."""
 
@@ -27,7 +27,7 @@ class EnvironmentSource:
         return EnvironmentReward()
 
 
-@register_reward("env_progress")
+@register_reward("env_progress", reads_images=False)
 class EnvironmentProgressSource:
     """Pays changes of the simulator's reward, as a share of its range.
 
@@ -61,7 +61,7 @@ def _range(task: TaskSpec) -> float | None:
     return None if task.reward_range is None else (task.reward_range[1] - task.reward_range[0]) or None
 
 
-@register_reward(AFFORDANCE)
+@register_reward(AFFORDANCE, reads_images=False)
 class AffordanceSource:
     """Pays the environment's component `affordance`: 0 if a primitive suits the objects around it, else negative."""
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlvla.rewards.background import BackgroundJudge, SampleReward, steps_checked
+from rlvla.options import arg
+from rlvla.rewards.background import BackgroundJudge, BatchOptions, SampleReward, steps_checked
 from rlvla.rewards.base import register_reward
 from rlvla.utils.errors import ConfigError, Problem, RunEnded
 from rlvla.utils.modules import load_from_file, user_traceback
 
 if TYPE_CHECKING:
     from rlvla.experience import Sample
-    from rlvla.rewards.config import RewardConfig
 
 
 class RewardFunctionError(RunEnded):
@@ -72,7 +73,23 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-@register_reward("reward_fn")
+@dataclass(frozen=True)
+class FunctionOptions(BatchOptions):
+    """The function and its arguments."""
+
+    reward_fn: str | None = arg(
+        None,
+        "your function, called with a list of finished episodes (default: none)",
+        metavar="FILE.py:FUNCTION",
+    )
+    reward_fn_kwargs: tuple[str, ...] = arg(
+        (),
+        "keyword arguments of your function: KEY=VALUE pairs (values as JSON, or else text) or one JSON object",
+        metavar="KEY=VALUE",
+    )
+
+
+@register_reward("reward_fn", options=FunctionOptions)
 class FunctionSource:
     """Calls `--reward_fn` with lists of finished episodes (`Sample`) in background threads.
 
@@ -80,15 +97,15 @@ class FunctionSource:
     further numbers to be logged, (reward, {name: number}).
     """
 
-    def __init__(self, config: RewardConfig):
-        if config.reward_fn is None:
+    def __init__(self, options: FunctionOptions):
+        if options.reward_fn is None:
             raise ConfigError("--reward reward_fn needs --reward_fn FILE.py:FUNCTION")
-        self._spec = config.reward_fn
-        self._function = load_function(config.reward_fn)
-        self._kwargs = parse_kwargs(config.reward_fn_kwargs)
+        self._spec = options.reward_fn
+        self._function = load_function(options.reward_fn)
+        self._kwargs = parse_kwargs(options.reward_fn_kwargs)
         self._check_arguments()
         self._names: set[str] = set()  # of numbers that the function added
-        self._judge = BackgroundJudge(self._call, config.reward_fn_batch_size, config.reward_fn_workers)
+        self._judge = BackgroundJudge(self._call, options.reward_fn_batch_size, options.reward_fn_workers)
 
     def submit(self, sample: Sample) -> None:
         """Queue a finished episode."""

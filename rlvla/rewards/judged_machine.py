@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _ONLY_WITH_VLM = ("rm_propositions_every", "rm_propositions_wait", "rm_sentences")
 
 
-@register_reward("rm")
+@register_reward("rm", reads_images=False)
 def machine_source(config: RewardConfig) -> MachineSource:
     """The source of `--reward rm`."""
     if config.rm_propositions == "vlm":

@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rlvla.options import arg
 from rlvla.rewards.base import EpisodeStart, StepInfo, register_reward
-from rlvla.rewards.config import OVERLONG
 from rlvla.utils.errors import Problem
 
 if TYPE_CHECKING:
     from rlvla.envs.base import Observation, TaskSpec
-    from rlvla.rewards.config import RewardConfig
 
 
-@register_reward(OVERLONG, own_flag="--overlong_buffer_len")
+OVERLONG = "overlong"
+
+
+@dataclass(frozen=True)
+class OverlongOptions:
+    """Length and size of the penalty."""
+
+    overlong_buffer_len: int = arg(
+        0, "penalize each of the last so many environment steps before the step limit; 0: no penalty", minimum=0
+    )
+    overlong_penalty_factor: float = arg(
+        1.0,
+        "penalty of an episode that reaches the step limit, linear in its last --overlong_buffer_len steps",
+        above=0,
+    )
+
+
+@register_reward(OVERLONG, own_flag="overlong_buffer_len", options=OverlongOptions, reads_images=False)
 class OverlongSource:
     """Each of the last `overlong_buffer_len` steps before the limit costs `overlong_penalty_factor` / that number.
 
@@ -22,8 +39,8 @@ class OverlongSource:
     own share.
     """
 
-    def __init__(self, config: RewardConfig):
-        self._steps, self._factor = config.overlong_buffer_len, config.overlong_penalty_factor
+    def __init__(self, options: OverlongOptions):
+        self._steps, self._factor = options.overlong_buffer_len, options.overlong_penalty_factor
 
     def create(self, task: TaskSpec, episode: EpisodeStart) -> OverlongPenalty:
         """The penalty of one episode."""

@@ -12,12 +12,14 @@ from __future__ import annotations
 import base64
 import io
 import socket
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import numpy as np
 
-from rlvla.rewards.background import BackgroundJudge, SampleReward, steps_checked
+from rlvla.options import arg
+from rlvla.rewards.background import BackgroundJudge, BatchOptions, SampleReward, steps_checked
 from rlvla.rewards.base import register_reward
 from rlvla.utils.errors import ConfigError, Problem, RunEnded
 from rlvla.utils.http.client import JsonClient, RequestLimits
@@ -26,7 +28,6 @@ from rlvla.utils.video import upright
 
 if TYPE_CHECKING:
     from rlvla.experience import Sample
-    from rlvla.rewards.config import RewardConfig
 
 _FIELDS = (
     "suite",
@@ -83,21 +84,33 @@ def url_problem(url: str, flag: str) -> Problem | None:
     return None
 
 
-@register_reward("remote")
+@dataclass(frozen=True)
+class RemoteOptions(BatchOptions):
+    """The server and its limits."""
+
+    remote_rm_url: str | None = arg(
+        None, "HTTP server that is sent finished episodes as JSON (default: none)", metavar="URL"
+    )
+    remote_rm_timeout: float = arg(30.0, "deadline of a request in seconds", minimum=0.1, maximum=3600)
+    remote_rm_retries: int = arg(3, "further attempts after a failed one", minimum=0, maximum=100)
+    remote_rm_images: bool = arg(False, "also send the frames of the first camera, as PNG")
+
+
+@register_reward("remote", options=RemoteOptions)
 class RemoteSource:
     """Reward source `remote`: sends finished episodes to `--remote_rm_url` on background threads."""
 
-    def __init__(self, config: RewardConfig):
-        if config.remote_rm_url is None:
+    def __init__(self, options: RemoteOptions):
+        if options.remote_rm_url is None:
             raise ConfigError.of("remote_rm_url", "needs_flag", "--reward remote needs --remote_rm_url")
-        self._url, self.needs_images = config.remote_rm_url, config.remote_rm_images
+        self._url, self.needs_images = options.remote_rm_url, options.remote_rm_images
         problem = url_problem(self._url, "remote_rm_url")
         if problem:
             raise ConfigError(problem)
-        self._limits = RequestLimits(config.remote_rm_timeout, config.remote_rm_retries, config.reward_fn_workers)
+        self._limits = RequestLimits(options.remote_rm_timeout, options.remote_rm_retries, options.reward_fn_workers)
         self._client: JsonClient | None = None
         self._names: set[str] = set()  # of numbers that the server added
-        self._judge = BackgroundJudge(self._ask, config.reward_fn_batch_size, config.reward_fn_workers)
+        self._judge = BackgroundJudge(self._ask, options.reward_fn_batch_size, options.reward_fn_workers)
 
     @property
     def client(self) -> JsonClient:

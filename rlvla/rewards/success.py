@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rlvla.options import arg
 from rlvla.rewards.base import EpisodeStart, StepInfo, register_reward
 
 if TYPE_CHECKING:
     from rlvla.envs.base import Observation, TaskSpec
-    from rlvla.rewards.config import RewardConfig
 
 
-@register_reward("success")
+@dataclass(frozen=True)
+class SuccessOptions:
+    """Size and time of the success reward."""
+
+    reward_coef: float = arg(1.0, "reward of success (SimpleVLA-RL: 5)")
+    success_reward: str = arg(
+        "at_end",
+        "pay success held until the episode terminates (at_end), or the first successful step (once)",
+        choices=("at_end", "once"),
+    )
+
+
+@register_reward("success", options=SuccessOptions, reads_images=False)
 class SuccessSource:
     """Sparse success reward of `reward_coef`; `success_reward` selects when it is given."""
 
-    def __init__(self, config: RewardConfig):
-        self._coef, self._when = config.reward_coef, config.success_reward
+    def __init__(self, options: SuccessOptions):
+        self._coef, self._when = options.reward_coef, options.success_reward
 
     def create(self, task: TaskSpec, episode: EpisodeStart) -> SuccessReward:
         """The reward of one episode."""

@@ -153,7 +153,7 @@ def rm_model(config: RewardConfig) -> RewardModelSource:
     return RewardModelSource(config.rm_model_path, config.rm_model_batch_size, pay=config.rm_model_pay)
 
 
-@register_reward(REWARD_MODEL, own_flag="--reward_pretrain")
+@register_reward(REWARD_MODEL, own_flag="reward_pretrain")
 def reward_pretrain(config: RewardConfig) -> RewardModelSource:
     """The source that `--reward_pretrain` adds."""
     assert config.reward_pretrain is not None

@@ -11,8 +11,9 @@ from rlvla.commands.off_policy.flags import SACRun
 from rlvla.commands.run_policies import policy_record
 from rlvla.commands.runs.training import begin, run_folder, started, train
 from rlvla.commands.setup import CheckedRun
+from rlvla.options import options_of
 from rlvla.rewards import RewardConfig, RewardPlan
-from rlvla.rewards.base import component_of, source_of
+from rlvla.rewards.base import REWARDS, reads_images
 from rlvla.rewards.success_source import SIMULATOR
 from rlvla.rollout import RolloutEngine
 from rlvla.trainer.algorithm import AlgorithmSetup
@@ -29,7 +30,6 @@ from rlvla.utils.deepspeed.config import launched_rank
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.terminal import count, header, show
 
-_BLIND = ("success", "env", "env_progress", "rm", "affordance", "overlong")  # reward sources that never look at images
 REPLAY = "replay"  # subfolder of the run folder
 
 
@@ -67,7 +67,7 @@ def run_sac(flags: SACRun) -> Trainer | None:
             sac=flags.sac,
             replay=flags.replay,
             replay_folder=save_path / REPLAY,
-            success_reward=flags.rewards.reward_coef,
+            success_reward=options_of(flags.rewards, REWARDS, "success").reward_coef,
             shown_env=setting.shown_env,
             machines=plan.sources.get(MACHINE),
             judge=plan.sources.get(flags.replay.replay_score_source or ""),
@@ -82,7 +82,7 @@ def run_sac(flags: SACRun) -> Trainer | None:
 def played_options(flags: SACRun, setting: CheckedRun) -> dict[str, Any]:
     """Options of the environment for training: without cameras where neither policy nor judges look at images."""
     rewards, schedule = flags.rewards, flags.schedule
-    judged = any(source_of(component_of(spec))[0] not in _BLIND for spec in rewards.reward)
+    judged = any(map(reads_images, rewards.reward))
     judged |= rewards.rm_propositions != RewardConfig.rm_propositions or bool(rewards.reward_pretrain)
     judged |= flags.success.success_source != SIMULATOR
     return setting.options(watched=judged or bool(schedule.num_videos) or schedule.dump_rollouts)

@@ -192,7 +192,11 @@ def as_flat_dict(group: Any) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     registered = {f.name for f in fields(group) if "registry" in f.metadata}
     for name, value in asdict(group).items():
-        flat |= (value or {}) if name in registered else {name: value}
+        if name in registered:
+            for options in value if isinstance(value, tuple) else () if value is None else (value,):
+                flat |= options
+        else:
+            flat[name] = value
     return flat
 
 

@@ -99,7 +99,8 @@ def _resolved(config: Any) -> Iterator[tuple[str, Any, bool]]:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if "registry" in field.metadata:
-            yield from () if value is None else _resolved(value)
+            for options in value if "every" in field.metadata else () if value is None else (value,):
+                yield from _resolved(options)
             continue
         suite_options = isinstance(value, Mapping)
         for name, one in (value if suite_options else {field.name: value}).items():

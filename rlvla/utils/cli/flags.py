@@ -401,8 +401,10 @@ def from_namespace(config: type, namespace: argparse.Namespace, without: Collect
     values: dict[str, Any] = {f.name: _value(f, namespace) for f in _flag_fields(config, without)}
     for field in dataclasses.fields(config):
         registry = field.metadata.get("registry")
-        options = registry.options(values[registry.flag]) if registry else None
-        if options is not None:
+        if "every" in field.metadata:
+            kinds = dict.fromkeys(kind for name in registry.names() if (kind := registry.options(name)) is not None)
+            values[field.name] = tuple(from_namespace(kind, namespace) for kind in kinds)
+        elif registry and (options := registry.options(values[registry.flag])) is not None:
             values[field.name] = from_namespace(options, namespace)
     return config(**values)
 
@@ -419,7 +421,7 @@ def unselected_options(config: Any, namespace: argparse.Namespace) -> dict[str, 
     return {
         name: _value(owners[0][1].__dataclass_fields__[name], namespace)
         for field in dataclasses.fields(config)
-        if "registry" in field.metadata
+        if "registry" in field.metadata and "every" not in field.metadata
         for name, owners in field.metadata["registry"].option_owners().items()
         if not hasattr(getattr(config, field.name), name) and hasattr(namespace, name)
     }
@@ -444,10 +446,11 @@ def no_effect_problems(configs: Iterable[Any], unselected: Mapping[str, Any], gi
         f.metadata["registry"] for c in configs for f in dataclasses.fields(c) if "registry" in f.metadata
     }:
         for name, owners in registry.option_owners().items():
-            field = owners[0][1].__dataclass_fields__[name]
-            if name in unselected and is_set(field, unselected[name], given):
-                why = f"--{registry.flag} {values[registry.flag]} does not use it"
-                problems.append(no_effect(name, unselected[name], why))
+            entries, field = [entry for entry, _ in owners], owners[0][1].__dataclass_fields__[name]
+            if name not in values or set(entries) & set(registry.selection(values)):
+                continue
+            if is_set(field, values[name], given):
+                problems.append(no_effect(name, values[name], registry.unused(entries).format_map(values)))
     return problems
 
 
@@ -487,8 +490,9 @@ def range_problems(config: Any) -> list[Problem]:
     whole: list[Problem] = []  # of several values together
     for field in dataclasses.fields(config):
         value, name = getattr(config, field.name), field.metadata.get("flag", field.name)
-        if "registry" in field.metadata and value is not None:
-            problems += range_problems(value)
+        if "registry" in field.metadata:
+            for options in value if "every" in field.metadata else () if value is None else (value,):
+                problems += range_problems(options)
             continue
         if "check" in field.metadata and value != field.default:
             predicate, remedy = field.metadata["check"]

@@ -254,7 +254,7 @@ def test_keyword_arguments_that_do_not_fit(tmp_path: Path, words: tuple[str, ...
 
 def test_keyword_arguments_without_a_function() -> None:
     with pytest.raises(ConfigError) as error:
-        RewardPlan.from_config(RewardConfig(reward_fn_kwargs=("scale=1",)))
+        RewardPlan.from_config(RewardConfig.from_flags(reward_fn_kwargs=("scale=1",)))
     assert [(p.flag, p.reason) for p in error.value.problems] == [("reward_fn_kwargs", "no_effect")]
 
 

@@ -12,7 +12,7 @@ TASK = make_task()  # 100 steps
 
 
 def penalty(steps: int, buffer: int = 20, factor: float = 0.5) -> tuple[float, list[float]]:
-    plan = RewardPlan.from_config(RewardConfig(overlong_buffer_len=buffer, overlong_penalty_factor=factor))
+    plan = RewardPlan.from_config(RewardConfig.from_flags(overlong_buffer_len=buffer, overlong_penalty_factor=factor))
     sample, _ = play(plan, TASK, [make_chunk([set()] * steps, steps, truncated=True)])
     assert sample.reward_info["overlong_steps"] == max(0, steps - 80)
     return float(sample.reward_components["overlong"].sum()), sample.rewards[0].tolist()
@@ -29,10 +29,10 @@ def test_each_of_the_last_steps_bears_its_share() -> None:
 
 
 def test_flags_that_do_not_fit() -> None:
-    plan = RewardPlan.from_config(RewardConfig(overlong_buffer_len=101))
+    plan = RewardPlan.from_config(RewardConfig.from_flags(overlong_buffer_len=101))
     assert [(p.flag, p.reason) for p in plan.problems([TASK])] == [("overlong_buffer_len", "out_of_range")]
     for config, wanted in (
-        (RewardConfig(overlong_penalty_factor=2.0), ("overlong_penalty_factor", "no_effect")),
+        (RewardConfig.from_flags(overlong_penalty_factor=2.0), ("overlong_penalty_factor", "no_effect")),
         (RewardConfig(reward=("success", "overlong:1")), ("reward", "contradiction")),
     ):
         with pytest.raises(ConfigError) as error:

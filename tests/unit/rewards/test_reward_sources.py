@@ -23,7 +23,7 @@ NOTHING: list[set[str]] = [set(), set(), set()]
 
 
 def test_success_pays_once_at_the_terminating_step() -> None:
-    plan = RewardPlan({"success": 2.0}, RewardConfig(reward_coef=2.5))
+    plan = RewardPlan({"success": 2.0}, RewardConfig.from_flags(reward_coef=2.5))
     chunks = [
         make_chunk(NOTHING, 4, successes=[False, True, False]),
         make_chunk(NOTHING, 4, successes=[True] * 3, terminated=True),
@@ -39,7 +39,7 @@ def test_truncation_is_not_success() -> None:
 
 
 def test_success_once_pays_the_first_time() -> None:
-    plan = RewardPlan({"success": 1.0}, RewardConfig(success_reward="once"))
+    plan = RewardPlan({"success": 1.0}, RewardConfig.from_flags(success_reward="once"))
     chunk = make_chunk([set()] * 5, successes=[False, True, False, True, True], terminated=True)
     assert play(plan, TASK, [chunk])[0].rewards.tolist() == [[0, 1, 0, 0, 0]]
 
