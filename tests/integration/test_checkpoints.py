@@ -66,7 +66,7 @@ class Near:
 def dense_reward() -> Iterator[None]:
     """A initial policy hardly ever succeeds; this reward gives every run gradients."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reward_base, "_SOURCES", dict(reward_base._SOURCES))
+        patch.setattr(reward_base.REWARDS, "_entries", dict(reward_base.REWARDS._entries))
 
         @reward_base.register_reward("near")
         class NearSource:

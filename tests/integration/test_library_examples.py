@@ -59,7 +59,7 @@ def test_grpo_by_hand(folder: Path, capsys: pytest.CaptureFixture) -> None:
 
 
 def test_reward_offline(folder: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "_SOURCES", dict(base._SOURCES))
+    monkeypatch.setattr(base.REWARDS, "_entries", dict(base.REWARDS._entries))
     flags = ["--task_suite_name", "toy_reach", "--num_demos", "16", "--keep", "all", "--output", "runs/toy/demos"]
     collect_demos([*flags, "--offset_bias", "0", "-0.2", "--noise_std", "0.05", "--action_quantum", "0.25"])
     capsys.readouterr()

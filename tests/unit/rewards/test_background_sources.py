@@ -29,7 +29,9 @@ CHUNKS = [make_chunk([set()] * 2, 3), make_chunk([set()], 3)]
 
 def function_plan(path: Path, source: str, **options) -> RewardPlan:
     path.write_text(source)
-    return RewardPlan.from_config(RewardConfig(reward=("reward_fn:2",), reward_fn=f"{path}:score", **options))
+    return RewardPlan.from_config(
+        RewardConfig.from_flags(reward=("reward_fn:2",), reward_fn=f"{path}:score", **options)
+    )
 
 
 def test_one_number_is_paid_at_the_last_step(tmp_path: Path) -> None:
@@ -121,7 +123,9 @@ def test_a_file_is_a_module_like_any_other(tmp_path: Path) -> None:
 def test_a_file_behind_a_link_shows_its_own_traceback(tmp_path: Path) -> None:
     (tmp_path / "real.py").write_text("def score(samples):\n    return samples.nothing\n")
     (tmp_path / "linked.py").symlink_to(tmp_path / "real.py")
-    plan = RewardPlan.from_config(RewardConfig(reward=("reward_fn",), reward_fn=f"{tmp_path}/linked.py:score"))
+    plan = RewardPlan.from_config(
+        RewardConfig.from_flags(reward=("reward_fn",), reward_fn=f"{tmp_path}/linked.py:score")
+    )
     with pytest.raises(RewardFunctionError, match="real.py.*line 2") as error:
         play(plan, TASK, CHUNKS)
     assert "function.py" not in str(error.value)
@@ -152,7 +156,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[JudgeServer]:
 
 
 def remote_plan(server: JudgeServer, **options) -> RewardPlan:
-    return RewardPlan.from_config(RewardConfig(reward=("remote",), remote_rm_url=server.url, **options))
+    return RewardPlan.from_config(RewardConfig.from_flags(reward=("remote",), remote_rm_url=server.url, **options))
 
 
 def test_images_for_the_server_stand_upright() -> None:
@@ -223,7 +227,7 @@ def test_a_time_limit_and_a_recovery(server: JudgeServer) -> None:
 
 def test_a_server_that_is_not_there() -> None:
     with pytest.raises(ConfigError, match="does not answer"):
-        RewardPlan.from_config(RewardConfig(reward=("remote",), remote_rm_url="http://127.0.0.1:9"))
+        RewardPlan.from_config(RewardConfig.from_flags(reward=("remote",), remote_rm_url="http://127.0.0.1:9"))
 
 
 def test_keyword_arguments_of_a_function(tmp_path: Path) -> None:
