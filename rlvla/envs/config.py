@@ -151,7 +151,7 @@ class EnvConfig:
         return replace(self, task_ids=tuple(task.task_id for task in tasks), task_names=())
 
     def with_ordinary_actions(self) -> EnvConfig:
-        """The environment whose actions are `ChunkResult.step_actions`; this one if there are no primitives.
+        """The environment whose actions are `ChunkResult.step_actions`; itself without primitives.
 
         Raises:
             ConfigError: as `tasks`, or the primitives of the suite do not report their step actions.

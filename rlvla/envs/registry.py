@@ -183,7 +183,8 @@ def make_env(suite: str, task_id: int, **kw) -> Env:
     `max_steps`, `render_quality` ("fast" or "full").
 
     Raises:
-        ConfigError: unknown suite, task, camera or option, or no working GL.
+        ConfigError: unknown suite, task, camera or option, an invalid value, missing assets, or no working GL.
+        MissingExtraError: the simulator is not installed.
     """
     return _call_with_options(suite, get_suite(suite).make, task_id, **kw)
 

@@ -311,10 +311,5 @@ def _lighter(xml: str, *, fast: bool) -> str:
 
 
 def make(suite: str, task_id: int, **kw) -> LiberoEnv:
-    """Create the environment of a task; `kw` are the fields of `LiberoOptions`.
-
-    Raises:
-        ConfigError: unknown task, camera or option, an invalid value, missing assets, or no working GL.
-        MissingExtraError: LIBERO is not installed.
-    """
+    """Create the environment of a task; `kw` are the fields of `LiberoOptions`. Raises as `make_env`."""
     return LiberoEnv(task_of(suite, list_tasks(suite, **kw), task_id), LiberoOptions(**kw))

@@ -114,16 +114,16 @@ def init_states(suite: str, name: str) -> np.ndarray:
         return np.asarray(_ArrayUnpickler(io.BytesIO(archive.read(content))).load(), dtype=np.float64)
 
 
-def find_assets(asked: str | None) -> Path:
+def find_assets(libero_assets: str | None) -> Path:
     """The folder with LIBERO's meshes and textures.
 
     Args:
-        asked: value of `--libero_assets`; defaults to `RLVLA_LIBERO_ASSETS`, then to LIBERO's default locations.
+        libero_assets: value of the flag; defaults to `RLVLA_LIBERO_ASSETS`, then to LIBERO's default locations.
 
     Raises:
         ConfigError: no assets in the given folder or the default locations.
     """
-    for source, location in (("--libero_assets", asked), (ASSETS_VARIABLE, os.environ.get(ASSETS_VARIABLE))):
+    for source, location in (("--libero_assets", libero_assets), (ASSETS_VARIABLE, os.environ.get(ASSETS_VARIABLE))):
         if location:
             for folder in (Path(location) / "assets", Path(location)):
                 if _holds_assets(folder):

@@ -82,7 +82,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class LiberoPlusOptions(LiberoOptions):
-    """Options of the suites. `render_quality` has no effect: the package renders by itself."""
+    """Options of the suites. `render_quality` has no effect on the package's renderer."""
 
     known_cameras: ClassVar[tuple[str, ...]] = tuple(CAMERAS)
     needs_camera: ClassVar[bool] = True

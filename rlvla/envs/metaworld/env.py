@@ -146,10 +146,5 @@ class MetaWorldEnv(MujocoArmEnv):
 
 
 def make(task_id: int, **kw) -> MetaWorldEnv:
-    """Create the environment of a task; `kw` are the fields of `MetaWorldOptions`.
-
-    Raises:
-        ConfigError: unknown task, camera or option, an invalid value, or no working GL.
-        MissingExtraError: metaworld is not installed.
-    """
+    """Create the environment of a task; `kw` are the fields of `MetaWorldOptions`. Raises as `make_env`."""
     return MetaWorldEnv(task_of(SUITE, list_tasks(**kw), task_id), MetaWorldOptions(**kw))

@@ -166,8 +166,7 @@ class RobosuiteEnv(MujocoArmEnv):
     sine and cosine of its yaw; distance between the fingers in meters (absent in Wipe: [5]). With `object_state`,
     followed by `TaskFacts.object_state`.
 
-    With `action_space` "primitives", actions are those of `TaskSpec.macro_steps`; see
-    `rlvla.envs.robosuite.primitives`.
+    With `action_space` "primitives", see `TaskSpec.macro_steps` and `rlvla.envs.robosuite.primitives`.
 
     Privileged state: `eef_pos` [3], `eef_quat` [4] (w first), `gripper_qpos` [2], and the entries of the task, see
     `rlvla.envs.robosuite.facts`.
@@ -277,12 +276,7 @@ class RobosuiteEnv(MujocoArmEnv):
 
 
 def make(task_id: int, **kw) -> RobosuiteEnv:
-    """Create the environment of a task; `kw` are the fields of `RobosuiteOptions`.
-
-    Raises:
-        ConfigError: unknown task, camera or option, an invalid value, or no working GL.
-        MissingExtraError: robosuite is not installed.
-    """
+    """Create the environment of a task; `kw` are the fields of `RobosuiteOptions`. Raises as `make_env`."""
     spec, options = task_of(SUITE, list_tasks(**kw), task_id), RobosuiteOptions(**kw)
     task = TASKS[task_id]
     if missing := [name for name in options.cameras if name in task.missing_cameras]:

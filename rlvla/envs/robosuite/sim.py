@@ -207,34 +207,34 @@ class RobosuiteSim:
 
     def _setup_robot(self) -> None:
         robot = self.env.robots[0]
-        parts = arm_parts(robot)
-        controller, gripper = parts.controller, parts.gripper
+        arm = arm_parts(robot)
+        controller, gripper = arm.controller, arm.gripper
         robot.check_q_limits = self.near_joint_limit  # robosuite's version prints a line at every step
         self._arm_qpos = np.asarray(robot._ref_joint_pos_indexes)
         self._arm_init = np.array(robot.init_qpos, dtype=np.float64)
         self._arm_noise = float(robot.initialization_noise["magnitude"])
-        self.eef_site = parts.eef_site
+        self.eef_site = arm.eef_site
         self.osc = OscController(
             self.model,
             self.data,
             site=self.eef_site,
             dofs=robot._ref_joint_vel_indexes,
             qpos_index=self._arm_qpos,
-            actuators=parts.actuators,
+            actuators=arm.actuators,
             kp=controller.kp,
             kd=controller.kd,
             output_max=controller.output_max,
-            keeps_orientation=parts.keeps_orientation,
+            keeps_orientation=arm.keeps_orientation,
         )
         self._arm_joints = np.asarray(robot._ref_joint_indexes)
         self.arm_geoms = self.geom_ids(robot.robot_model.contact_geoms)
         self.gripper_geoms = self.geom_ids(gripper.contact_geoms)
         # A rigid tool (Wipe) has no joints.
-        self.gripper_qpos_index = np.asarray(parts.finger_qpos, dtype=np.int64)
+        self.gripper_qpos_index = np.asarray(arm.finger_qpos, dtype=np.int64)
         fingers = len(self.gripper_qpos_index)
         self._gripper_init = np.array(gripper.init_qpos if fingers else [], dtype=np.float64)
         self._gripper_speed = float(gripper.speed)
-        actuators, self._ramps_in_substeps = parts.finger_actuators, parts.ramps_in_substeps
+        actuators, self._ramps_in_substeps = arm.finger_actuators, arm.ramps_in_substeps
         self._gripper_actuators = slice(actuators[0], actuators[-1] + 1) if fingers else slice(0)
         low, high = self.model.actuator_ctrlrange[self._gripper_actuators].T
         self._gripper_bias, self._gripper_weight = 0.5 * (high + low), 0.5 * (high - low)

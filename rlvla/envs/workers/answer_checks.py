@@ -54,7 +54,7 @@ class AnswerChecker:
             raise BadAnswerError([f"expected a task, not {type(value).__name__}"])
         if other := [name for name, expected in vars(self._task).items() if getattr(value, name) != expected]:
             shown = ", ".join(f"{name} {_shown(getattr(value, name))}" for name in other)
-            raise BadAnswerError([f"the environment says its task has {shown}, unlike the suite's list: {self._task}"])
+            raise BadAnswerError([f"the environment's task has {shown}, but the suite lists {self._task}"])
 
     def observation(self, value: object) -> None:
         """Check an `Observation`: images [N, H, W, 3] uint8, finite proprio [P] float32 if requested, instruction."""
@@ -63,7 +63,7 @@ class AnswerChecker:
     def chunk(self, value: object, length: int, *, steps_before: int = 0, record_frames: bool = False) -> None:
         """Check that a `ChunkResult` for `length` actions is valid and consistent.
 
-        Only a primitive may end before its last action while the episode goes on.
+        Only a primitive may end before its last action while the episode continues.
 
         Args:
             value: the answer.
@@ -113,7 +113,7 @@ class AnswerChecker:
         if not wrong_flags:
             yield from self._limits(value.terminated, value.truncated, value.success_at_end, steps_before + executed)
             if executed < length and not (value.terminated or value.truncated or self._task.macro_steps):
-                yield f"{executed} of {length} actions were executed, yet the episode goes on"
+                yield f"{executed} of {length} actions were executed, but the episode continues"
         yield from self._rewards(value.rewards, length, executed)
         yield from _successes(value.successes, length, executed, value.success_at_end)
         yield from self._components(value.components, length, executed)
@@ -253,7 +253,7 @@ def _successes(successes: object, length: int, executed: int, success_at_end: ob
     if wrong or not isinstance(success_at_end, bool | np.bool_):
         return
     if success_at_end and isinstance(successes, np.ndarray) and not successes[executed - 1]:
-        yield "success_at_end, yet the last executed step is not a success"
+        yield "success_at_end, but the last executed step is not a success"
 
 
 def _numbers(

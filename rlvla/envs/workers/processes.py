@@ -211,7 +211,7 @@ class ProcessBackend:
                 else:
                     reading[descriptor].inbox.fill()
             for channel in ended:
-                channel.inbox.fill()  # what it sent before it ended
+                channel.inbox.fill()  # messages sent before its end
             ready = [channel for channel in channels if channel in ended or channel.inbox.is_ready]
             if ready or (deadline is not None and time.monotonic() >= deadline):
                 return ready
@@ -297,7 +297,7 @@ def worker_environment(extra: Mapping[str, str]) -> dict[str, str]:
 
 def _describe_exit(returncode: int) -> str:
     if returncode >= 0:
-        return f"the process ended with exit code {returncode}; what it printed is above"
+        return f"the process ended with exit code {returncode}; its output is above"
     try:
         name = signal.Signals(-returncode).name
     except ValueError:  # real-time signals have numbers only

@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 from rlvla.envs.workers.answer_checks import BadAnswerError
 from rlvla.envs.workers.messages import Command, EnvSpec, Hello, PrivilegedState, SlotCommand, StepChunk
@@ -79,9 +78,7 @@ class WatchedPool:
     def __enter__(self) -> WatchedPool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     @property
