@@ -104,13 +104,13 @@ def list_tasks(**kw) -> list[TaskSpec]:
     options = RobotwinOptions(**kw)
     root = find_root(options.robotwin_root)
     if not (root / "task_config" / f"{options.robotwin_config}.yml").is_file():
-        names = sorted(path.stem for path in (root / "task_config").glob("[!_]*.yml"))
-        raise ConfigError(f"--robotwin_config {options.robotwin_config}: RoboTwin has {', '.join(names)}")
+        configs = sorted(path.stem for path in (root / "task_config").glob("[!_]*.yml"))
+        raise ConfigError(f"--robotwin_config {options.robotwin_config}: RoboTwin has {', '.join(configs)}")
     limits_file = root / "task_config" / "_eval_step_limit.yml"
     limits = _read_yaml(limits_file) if limits_file.is_file() else {}
     sentences = sorted((root / "description" / "task_instruction").glob("*.json"))
-    names = [path for path in sentences if (root / "envs" / path.name).with_suffix(".py").is_file()]
-    if not names:
+    tasks = [path for path in sentences if (root / "envs" / path.name).with_suffix(".py").is_file()]
+    if not tasks:
         raise ConfigError(f"{root} has no task: none is both in envs/ and in description/task_instruction/")
     return [
         TaskSpec(
@@ -127,7 +127,7 @@ def list_tasks(**kw) -> list[TaskSpec]:
             action_limit=ACTION_LIMIT,
             reward_range=SUCCESS_REWARD,
         )
-        for task_id, path in enumerate(names)
+        for task_id, path in enumerate(tasks)
     ]
 
 
