@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from rlvla.options import Condition, Registry, options_of
+from rlvla.options import Condition, Registry
 from rlvla.utils.errors import ConfigError, Problem
 
 if TYPE_CHECKING:  # types only: rewards do not depend on these packages at runtime
     from rlvla.envs.base import Observation, TaskSpec
     from rlvla.experience import Sample
-    from rlvla.rewards.config import RewardConfig
 
 
 @dataclass(frozen=True)
@@ -208,13 +207,6 @@ def reads_images(spec: str) -> bool:
     """Whether the source of a value of `--reward` needs images."""
     name = spec.partition(":")[0]
     return name not in REWARDS.names() or bool(REWARDS.attribute(name, "reads_images"))
-
-
-def make_source(component: str, config: RewardConfig) -> Any:
-    """Create the source of a component."""
-    name, kind = source_of(component)
-    settings = config if REWARDS.options(name) is None else options_of(config, REWARDS, name)
-    return REWARDS.get(name)(settings) if kind is None else REWARDS.get(name)(settings, kind)
 
 
 def component_of(spec: str) -> str:

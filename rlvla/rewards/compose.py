@@ -17,7 +17,6 @@ from rlvla.rewards.base import (
     SampleSource,
     StepInfo,
     component_of,
-    make_source,
     numbers_only,
     parse_rewards,
     scores_of_decisions,
@@ -37,6 +36,13 @@ if TYPE_CHECKING:
 
     from rlvla.envs.base import ChunkResult, TaskSpec
     from rlvla.experience import Sample
+
+
+def make_source(component: str, config: RewardConfig) -> Any:
+    """Create the source of a component."""
+    name, kind = source_of(component)
+    settings = config if REWARDS.options(name) is None else options_of(config, REWARDS, name)
+    return REWARDS.get(name)(settings) if kind is None else REWARDS.get(name)(settings, kind)
 
 
 class RewardPlan:

@@ -44,6 +44,7 @@ from rlvla.models.actor import ActorConfig
 from rlvla.models.config import PolicyConfig
 from rlvla.models.flow.settings import PREFIX, FlowSettings
 from rlvla.options import Registry
+from rlvla.rewards.base import REWARDS
 from rlvla.trainer.algorithm_config import LEARNERS
 from rlvla.trainer.supervised.config import RewardModelConfig, SFTConfig
 from rlvla.utils.cli.flags import Parser
@@ -391,7 +392,7 @@ def test_no_flag_is_accepted_and_ignored() -> None:
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda c: c.__name__)
 def test_flags_come_from_the_dataclasses(command: object) -> None:
     fields = {field.name for config in CONFIGS for field in dataclasses.fields(config)}
-    for kind in (ADVANTAGE_ESTIMATORS, POLICY_LOSSES, LEARNERS):
+    for kind in (ADVANTAGE_ESTIMATORS, POLICY_LOSSES, LEARNERS, REWARDS):
         fields |= kind.option_owners().keys()
     flags = {action.dest for action in command.build_parser()._actions} - {
         "help",

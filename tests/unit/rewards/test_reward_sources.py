@@ -247,7 +247,7 @@ def test_weights_are_parsed() -> None:
         ({"rm_grace": 3, "vlm_model": "m"}, ["--vlm_model m: .* no vlm", "--rm_grace 3: .* no rm"]),
         (
             {"reward_fn": "a.py:f", "remote_rm_url": "http://x"},
-            ["--reward_fn a.py:f: .* no reward_fn", "--remote_rm_url http://x: .* no remote"],
+            ["--remote_rm_url http://x: .* no remote", "--reward_fn a.py:f: .* no reward_fn"],
         ),
         ({"reward": ("remote",)}, ["needs --remote_rm_url"]),
     ],
