@@ -14,7 +14,6 @@ from rlvla.models.compact.config import CompactConfig, layers_for
 from rlvla.models.compact.family import build_compact, compact_option_problems
 from rlvla.models.config import ActorConfig
 from rlvla.models.flow.head import MISSING_OF_FLOWS
-from rlvla.models.lerobot.cameras import read_camera_map
 from rlvla.models.lerobot.new import (
     TINY_FAMILIES,
     NewPolicyFacts,
@@ -22,6 +21,7 @@ from rlvla.models.lerobot.new import (
     build_new_policy,
     new_policy_problems,
 )
+from rlvla.models.lerobot.settings import read_camera_map
 from rlvla.models.vla.choices import REGRESSION
 from rlvla.trainer.supervised.config import NEW_MODELS, NewModelConfig, SFTRunConfig, SupervisedRunConfig
 from rlvla.utils.cli.flags import no_effect

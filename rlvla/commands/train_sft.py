@@ -38,8 +38,8 @@ from rlvla.envs.config import EnvConfig, heldout_problems
 from rlvla.envs.splits import LearnedStates, UnseenStates
 from rlvla.models.config import ActorConfig
 from rlvla.models.families import Checkpoint, check_checkpoint, checkpoint_overrides
-from rlvla.models.lerobot.cameras import camera_problems, read_camera_map
 from rlvla.models.lerobot.processors import without_statistics
+from rlvla.models.lerobot.settings import camera_problems, read_camera_map
 from rlvla.models.policy import Policy
 from rlvla.models.vla.choices import REGRESSION
 from rlvla.rollout import RolloutEngine

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 SENTENCES = ("pick up the red cube", "open the drawer of the cabinet", "push the plate")
@@ -124,3 +127,17 @@ def differences(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]
         gaps = np.abs(mine.astype(float) - other.astype(float))
         largest[name] = float(gaps.max() / max(1.0, np.abs(other.astype(float)).max()))
     return largest
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change a JSON file."""
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def resave(path: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
+    """Change a file of tensors."""
+    tensors = load_file(str(path))
+    change(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})

@@ -58,45 +58,8 @@ class FlowDecisions:
         blank: [B, `noise_width`] float32 zeros, for the number of rows and the device.
         denoised: (C, M), actions and dimensions that the network denoises together, at least as many as in `chunk`;
             x and the trace have these sizes. None: `chunk`.
-    """
-
-    def __init__(
-        self,
-        velocity: Velocity,
-        settings: FlowSettings,
-        chunk: tuple[int, int],
-        blank: Tensor,
-        denoised: tuple[int, int] | None = None,
-    ):
-        self._velocity, self._settings, self._chunk, self._blank = velocity, settings, chunk, blank
-        self._denoised = denoised or chunk
-
-    def executed(self, values: Tensor) -> Tensor:
-        """[..., C, M] -> [..., A, D]: the part of a chunk that the decision consists of."""
-        return values[..., : self._chunk[0], : self._chunk[1]]
-
-    def velocity(self, x: Tensor, t: Tensor) -> Tensor:
-        """Noisy actions x [B, R, C, M], t [B, R] -> [B, R, C, M]."""
-        output = self._velocity(x, t)
-        return output[0] if isinstance(output, tuple) else output
-
-
-class FlowDistribution(FlowDecisions):
-    """Chains of denoising steps from Gaussian noise to actions.
-
-    A log-probability is that of the noisy steps given the states they start from: of one step, drawn at random, or the
-    sum over all. If the settings score each step on its own, the columns are in (action, step, dimension) order. x_1 is
-    drawn from a standard normal that does not depend on the policy and drops out of every ratio. Surplus actions and
-    dimensions start from random numbers too but carry no noise: they follow the ODE.
-
-    Args:
-        velocity: see `FlowDecisions`.
-        settings: see `FlowDecisions`.
-        chunk: see `FlowDecisions`.
-        blank: see `FlowDecisions`.
-        denoised: see `FlowDecisions`.
-        temperature: multiplies the noise level, or the learned standard deviation.
-        noise_level: overrides that of the settings, while it is annealed.
+        temperature: of chains: multiplies the noise level, or the learned standard deviation.
+        noise_level: of chains: overrides that of the settings, while it is annealed.
 
     Raises:
         ValueError: the temperature is not positive.
@@ -115,15 +78,34 @@ class FlowDistribution(FlowDecisions):
     ):
         if not temperature > 0:
             raise ValueError(f"temperature is {temperature}; it must be positive")
-        super().__init__(velocity, settings, chunk, blank, denoised)
-        self._temperature = temperature
-        self._mask: Tensor | None = None
+        self._velocity, self._settings, self._chunk, self._blank = velocity, settings, chunk, blank
+        self._denoised, self._temperature = denoised or chunk, temperature
+        self._level = settings.noise_level if noise_level is None else noise_level
+        self._mask: Tensor | None = None  # [1, C, M]: the executed part, unless it is everything
         if self._denoised != chunk:
             self._mask = torch.zeros((1, *self._denoised), dtype=torch.bool, device=blank.device)
             self.executed(self._mask)[:] = True
-        self._level = settings.noise_level if noise_level is None else noise_level
         floor = _STD_FLOOR_OF_STEPS if settings.scores == "step_log_probs" else 0.0
         self._sampling = FlowSampling(settings.method, settings.steps, settings.noisy_steps, floor)
+
+    def executed(self, values: Tensor) -> Tensor:
+        """[..., C, M] -> [..., A, D]: the part of a chunk that the decision consists of."""
+        return values[..., : self._chunk[0], : self._chunk[1]]
+
+    def velocity(self, x: Tensor, t: Tensor) -> Tensor:
+        """Noisy actions x [B, R, C, M], t [B, R] -> [B, R, C, M]."""
+        output = self._velocity(x, t)
+        return output[0] if isinstance(output, tuple) else output
+
+
+class FlowDistribution(FlowDecisions):
+    """Chains of denoising steps from Gaussian noise to actions.
+
+    A log-probability is that of the noisy steps given the states they start from: of one step, drawn at random, or the
+    sum over all. If the settings score each step on its own, the columns are in (action, step, dimension) order. x_1 is
+    drawn from a standard normal that does not depend on the policy and drops out of every ratio. Surplus actions and
+    dimensions start from random numbers too but carry no noise: they follow the ODE.
+    """
 
     def _evaluate(self, x: Tensor, t: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """The velocity, with the standard deviation at the temperature if it is learned."""

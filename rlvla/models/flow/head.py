@@ -116,10 +116,9 @@ class FlowHead(ActionHead):
         settings, chunk, denoised = self.settings, self._chunk, self._denoised
         velocity = partial(model.velocity, model.read_out(hidden))
         blank = torch.zeros((len(hidden), noise_width(settings, chunk, denoised)), device=hidden.device)
-        if settings.method == "ode":
-            return FlowMatching(velocity, settings, chunk, blank, denoised)
+        kind = FlowMatching if settings.method == "ode" else FlowDistribution
         noise = {"temperature": temperature, "noise_level": self.noise_level}
-        return FlowDistribution(velocity, settings, chunk, blank, denoised, **noise)
+        return kind(velocity, settings, chunk, blank, denoised, **noise)
 
     def denoise(self, model: VelocityModel, hidden: Tensor, start: Tensor) -> np.ndarray:
         """See `NetworkPolicy.denoise`."""

@@ -8,13 +8,24 @@ from typing import Any
 
 import pytest
 
+from rlvla.models.flow.settings import FlowSettings
 from rlvla.models.lerobot.config import Features
-from rlvla.models.lerobot.settings import SETTINGS_FILE, LeRobotSettings, read_settings
+from rlvla.models.lerobot.settings import (
+    SETTINGS_FILE,
+    LeRobotSettings,
+    camera_problems,
+    default_camera_map,
+    read_camera_map,
+    read_settings,
+)
 from rlvla.models.pi0.config import PI0, Pi0Config
 from rlvla.utils.errors import ConfigError, Problem
 
 KEYS = ["observation.images.top", "observation.images.wrist"]
 ORDERED = {"cameras": ["hand", "top"], "camera_map": {"hand": KEYS[1], "top": KEYS[0]}}
+FEATURES = ["observation.images.image", "observation.images.wrist", "observation.images.empty_camera_0"]
+CAMERAS = ["agentview", "eye_in_hand"]
+MAP = {"agentview": FEATURES[0], "eye_in_hand": FEATURES[1]}
 
 
 def read(folder: Path, recorded: dict[str, Any] | None = None, **given: Any) -> tuple[LeRobotSettings, list[Problem]]:
@@ -89,3 +100,43 @@ def test_all_problems_at_once(tmp_path: Path) -> None:
 def test_a_record_of_other_types(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cameras"):
         read(tmp_path, {"cameras": "top"})
+
+
+def test_camera_map_flag() -> None:
+    mapping, problems = read_camera_map(["agentview=image", f"eye_in_hand={FEATURES[1]}"])
+    assert (mapping, problems) == (MAP, [])
+    _, problems = read_camera_map(["agentview", "a=image", "a=wrist"])
+    assert [(p.flag, p.reason) for p in problems] == [("camera_map", "invalid_value"), ("camera_map", "duplicate")]
+
+
+def test_complete_camera_map() -> None:
+    assert camera_problems(MAP, CAMERAS, FEATURES, empty_cameras=1) == []
+    swapped = {"agentview": FEATURES[1], "eye_in_hand": FEATURES[0]}
+    for mapping, order in ((MAP, [0, 1]), (swapped, [1, 0])):
+        settings = LeRobotSettings(1, FlowSettings(), tuple(CAMERAS), mapping)
+        assert settings.image_order(FEATURES) == order
+
+
+@pytest.mark.parametrize(
+    ("mapping", "empty", "reasons"),
+    [
+        (MAP, 0, ["mismatch"]),
+        ({}, 3, ["mismatch"]),
+        (MAP | {"front": FEATURES[2]}, 1, ["unknown_name"]),
+        (MAP | {"eye_in_hand": "observation.images.hand"}, 1, ["unknown_name"]),
+        (MAP | {"eye_in_hand": FEATURES[0]}, 2, ["duplicate"]),
+        ({"agentview": FEATURES[0]}, 2, ["mismatch"]),
+    ],
+)
+def test_camera_problems_list_both_sides(mapping: dict[str, str], empty: int, reasons: list[str]) -> None:
+    problems = camera_problems(mapping, CAMERAS, FEATURES, empty_cameras=empty)
+    assert [problem.reason for problem in problems] == reasons
+    for problem in problems:
+        assert problem.flag == "camera_map"
+        assert all(name in problem for name in (*CAMERAS, *FEATURES))
+
+
+def test_default_camera_map() -> None:
+    assert default_camera_map(["image", "wrist"], FEATURES) == {"image": FEATURES[0], "wrist": FEATURES[1]}
+    assert default_camera_map(["agentview"], [FEATURES[0], FEATURES[2]]) == {"agentview": FEATURES[0]}
+    assert default_camera_map(CAMERAS, FEATURES) == {}

@@ -12,29 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from rlvla.models.pi0.checkpoint import EXPERT_HEAD, HEAD, Pi0Files, check_pi0, prompts_with_states, state_in_bins
 from rlvla.models.pi0.config import PALIGEMMA
 from rlvla.models.pi0.network import VLM
 from rlvla.utils.errors import ConfigError
+from tests.support.lerobot_cases import edit, resave
 
 from .conftest import build
 
 WEIGHTS = "model.safetensors"
 EMBEDDING = f"{VLM}model.language_model.embed_tokens.weight"
-
-
-def edit(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
-
-
-def resave(path: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
-    tensors = load_file(str(path))
-    change(tensors)
-    save_file(tensors, path, metadata={"format": "pt"})
 
 
 def rename(tensors: dict[str, torch.Tensor], change: Callable[[str], str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,29 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from rlvla.models.smolvla.checkpoint import SmolVLAFiles, check_smolvla
 from rlvla.models.smolvla.tiny import build_tiny_smolvla
 from rlvla.models.smolvla.vlm import find_vlm
 from rlvla.utils.errors import ConfigError
+from tests.support.lerobot_cases import edit, resave
 
 from .conftest import SMALL, STATISTICS
 
 WEIGHTS = "model.safetensors"
 STATE_FILE = "policy_preprocessor_step_5_normalizer_processor.safetensors"
-
-
-def edit(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
-
-
-def resave(path: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
-    tensors = load_file(str(path))
-    change(tensors)
-    save_file(tensors, path, metadata={"format": "pt"})
 
 
 def make_older(folder: Path) -> None:
