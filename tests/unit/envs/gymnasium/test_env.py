@@ -264,7 +264,7 @@ def test_success_may_have_another_name_or_must_be_told() -> None:
 @pytest.mark.parametrize(
     ("suite", "message"),
     [
-        ("gym:ENV_ID", "name an environment in its place"),
+        ("gym:ENV_ID", "replace ENV_ID"),
         ("gym:Nothing-v0", "cannot make it"),
         ("gym:no_such_module:Nothing-v0", "cannot make it"),
         ("gym:CartPole-v1", "bounded vector"),

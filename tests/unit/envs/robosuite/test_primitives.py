@@ -390,7 +390,7 @@ def test_a_choice_of_primitives():
     assert tasks["Lift"].primitives == (("reach", 3), ("grasp", 4)) and tasks["Lift"].action_dim == 6
     for wrong, message in (
         ({"primitives": ("fly",)}, "there is no fly"),
-        ({"action_space": "osc"}, "give --action_space"),
+        ({"action_space": "osc"}, "needs --action_space"),
     ):
         with pytest.raises(ConfigError, match=message):
             list_tasks("robosuite", **options | wrong)

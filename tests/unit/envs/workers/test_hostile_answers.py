@@ -225,7 +225,7 @@ def test_only_a_primitive_may_end_while_the_episode_goes_on():
     length = 4
     result = replace(result_of(1007), rewards=np.zeros(length, np.float32), successes=np.zeros(length, bool), events=[])
     result = replace(result, steps_executed=2, terminated=False, truncated=False, success_at_end=False)
-    with pytest.raises(BadAnswerError, match="goes on"):
+    with pytest.raises(BadAnswerError, match="episode continues"):
         AnswerChecker(faulty_suite.task(), OPTIONS).chunk(result, length)
     task = replace(faulty_suite.task(), primitives=(("go", 1),), macro_steps=length)
     AnswerChecker(task, OPTIONS).chunk(result, length)
