@@ -144,10 +144,7 @@ def _stored_episode(name: str, group: h5py.Group, cameras: Sequence[str], file: 
 
 
 def _add_episodes(
-    episodes: Sequence[StoredEpisode],
-    instruction: str,
-    cameras: Sequence[str],
-    columns: defaultdict[str, Any],
+    episodes: Sequence[StoredEpisode], instruction: str, cameras: Sequence[str], columns: defaultdict[str, Any]
 ) -> None:
     observed_after = _observed_after_actions(episodes)
     stored = [[episode.arrays[camera].array for camera in cameras] for episode in episodes]

@@ -74,13 +74,7 @@ class DemonstrationRows:
         return self._actions[np.minimum(steps, end - 1)], steps < end
 
     def batches(
-        self,
-        size: int,
-        epochs: int,
-        seed: int,
-        rank: int = 0,
-        world_size: int = 1,
-        rows: np.ndarray | None = None,
+        self, size: int, epochs: int, seed: int, rank: int = 0, world_size: int = 1, rows: np.ndarray | None = None
     ) -> Iterator[Experience]:
         """The batches of one rank for all optimizer steps of a run, reshuffled each epoch.
 

@@ -126,11 +126,7 @@ class Comparison:
 
 
 def compare(
-    policy: str,
-    result: EvalResult,
-    baseline: str,
-    base_result: EvalResult,
-    protocol_differences: Sequence[str] = (),
+    policy: str, result: EvalResult, baseline: str, base_result: EvalResult, protocol_differences: Sequence[str] = ()
 ) -> Comparison:
     """Compare two evaluations of the same mode.
 

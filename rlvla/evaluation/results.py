@@ -159,10 +159,7 @@ class Agreement:
 
     def rows(self, source: str) -> list[tuple[str, int, int]]:
         """Confusion matrix."""
-        return [
-            (f"{source}: yes", self.both, self.judge_only),
-            (f"{source}: no", self.simulator_only, self.neither),
-        ]
+        return [(f"{source}: yes", self.both, self.judge_only), (f"{source}: no", self.simulator_only, self.neither)]
 
 
 @dataclass(frozen=True)

@@ -309,10 +309,7 @@ def result(*successes: str, samples: int = 1) -> EvalResult:
 
 def test_each_state_is_won_lost_or_alike() -> None:
     grid = won_and_lost(result("1100", "1"), result("1010", "0"))
-    assert grid.rows == {
-        "reach": [(0, "both"), (1, "won"), (2, "lost"), (3, "neither")],
-        "other": [(0, "won")],
-    }
+    assert grid.rows == {"reach": [(0, "both"), (1, "won"), (2, "lost"), (3, "neither")], "other": [(0, "won")]}
     assert {kind: count for kind, _, _, count in grid.legend} == {"won": 2, "lost": 1, "both": 1, "neither": 1}
 
 

@@ -143,11 +143,7 @@ def test_the_primitive_of_each_frame() -> None:
 def test_machine_states_follow_the_propositions() -> None:
     class Recorded:
         init_state_id, seed = 0, 0
-        step_events = [
-            (frozenset(), False),
-            (frozenset({"near"}), False),
-            (frozenset({"near", "reached"}), True),
-        ]
+        step_events = [(frozenset(), False), (frozenset({"near"}), False), (frozenset({"near", "reached"}), True)]
 
     formula = MachineSource(RewardConfig(rm_formula="F(near & F reached)"))
     states = machine_states(Recorded(), TOY, formula)
