@@ -45,11 +45,8 @@ def dataset_entry(
 def empty_images(lengths: Sequence[int], shape: tuple[int, ...]) -> list[np.ndarray]:
     """Per episode an array [S, *shape] uint8 to read its images into, a view of one array for all of them.
 
-    Separate arrays would fragment the heap once they are joined: twice the memory, and slow allocations in training.
-
-    Args:
-        lengths: per episode its number of observations.
-        shape: [N, H, W, 3], of the images of one observation.
+    `shape` is [N, H, W, 3] of one observation. Separate arrays would fragment the heap once they are joined: twice the
+    memory, and slow allocations in training.
     """
     return np.split(np.empty((sum(lengths), *shape), np.uint8), np.cumsum(lengths)[:-1])
 

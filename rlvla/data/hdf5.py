@@ -123,12 +123,8 @@ def _filter_problems(file: h5py.File, episodes: set[str]) -> list[str]:
 def read_stored_images(stored: Sequence[h5py.Dataset], out: np.ndarray) -> np.ndarray:
     """Read the images of an episode and close their datasets, each of which keeps a cache of megabytes until then.
 
-    Args:
-        stored: images [S + R, H, W, 3] of each of N cameras.
-        out: [S, N, H, W, 3], filled with the first S images.
-
-    Returns:
-        The last R images [R, N, H, W, 3].
+    `stored` are images [S + R, H, W, 3] of each of N cameras. The first S go to `out` [S, N, H, W, 3], the last R are
+    returned, [R, N, H, W, 3].
     """
     rest = []
     for index, dataset in enumerate(stored):

@@ -319,13 +319,7 @@ class _Frames:
 def _stored_episodes(
     listed: Sequence[EpisodeFiles], info: Mapping[str, Any], cameras: Sequence[str]
 ) -> list[StoredEpisode]:
-    """The episodes for `check_episodes`: rows are read, videos are not decoded.
-
-    Args:
-        listed: the files of each episode.
-        info: content of `meta/info.json`.
-        cameras: camera features.
-    """
+    """The episodes for `check_episodes`: rows are read, videos are not decoded."""
     features, fps = info["features"], float(info["fps"])
     columns = {"actions": ACTION, "proprio": STATE, "rewards": REWARD} | ({_FLAGS: DECISION} if "rlvla" in info else {})
     columns = {role: name for role, name in columns.items() if name in features}
@@ -375,11 +369,7 @@ def _stored_values(files: EpisodeFiles) -> dict[str, StoredValue]:
 
 
 class _Tables:
-    """Rows of parquet files by episode; each file is read once.
-
-    Args:
-        columns: names of the columns to read.
-    """
+    """Rows of parquet files by episode, limited to these `columns`; each file is read once."""
 
     def __init__(self, columns: Any):
         self._columns = [*columns, _EPISODE, _FRAME]
@@ -503,15 +493,10 @@ def _read_images(
 ) -> list[np.ndarray]:
     """Per episode the images [S, N, H, W, 3] uint8.
 
-    Args:
-        folder: the dataset, for messages.
-        episodes: the files of each episode, its number of rows, and the rows [S] with images.
-        features: the features of the dataset.
-        cameras: camera features.
-        side: height and width of their images.
+    `episodes` holds the files of each episode, its number of rows, and the rows [S] with images.
 
     Raises:
-        ConfigError: images are missing, cannot be decoded, or have another size or mode than the features say.
+        DataError: images are missing, cannot be decoded, or have another size or mode than the features say.
     """
     images = empty_images([len(rows) for *_, rows in episodes], (len(cameras), side, side, 3))
     problems = []

@@ -25,13 +25,8 @@ def read_outcomes(paths: Sequence[str], cameras: Sequence[str] | None = None) ->
     Dumped rollouts include the observation after the last action; it becomes the last frame of the episode, so that an
     episode of S decisions has S + 1 frames. `actions` keep one row per step, and `decision_steps` is None.
 
-    Args:
-        paths: files that `read_demonstrations` can read.
-        cameras: camera names in order; default all cameras of the first file.
-
     Raises:
-        ConfigError: a file cannot be read, or the files differ in suite, cameras, image size, proprio, rendering,
-            action dimensions or control frequency; all problems are reported at once.
+        ConfigError: as `read_parts`; also if the files differ in suite or rendering.
     """
     return read_several(paths, cameras, same=_SAME, prepared=_with_last_frames)
 

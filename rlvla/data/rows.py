@@ -102,12 +102,7 @@ class DemonstrationRows:
 
         The noise is drawn for the rows of all ranks, so that it does not depend on the number of ranks.
 
-        Args:
-            batch: rows `rank::world_size` of `size` rows.
-            rng: generator of these rows.
-            size: rows over all ranks.
-            rank: the rank.
-            world_size: number of ranks.
+        The batch holds the rows `rank::world_size` of `size` rows.
         """
         if not self._training_noise:
             return batch

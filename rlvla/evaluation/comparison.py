@@ -128,15 +128,7 @@ class Comparison:
 def compare(
     policy: str, result: EvalResult, baseline: str, base_result: EvalResult, protocol_differences: Sequence[str] = ()
 ) -> Comparison:
-    """Compare two evaluations of the same mode.
-
-    Args:
-        policy: name of the policy.
-        result: its results.
-        baseline: name of the baseline.
-        base_result: results of the baseline.
-        protocol_differences: see `describe_differences`; if not empty, the comparison is unpaired.
-    """
+    """Compare two evaluations of the same mode; unpaired if `protocol_differences` is not empty."""
     names = {task.task_id: task.name for task in result.tasks}
     pairs = _pairs(result, base_result)
     if not pairs and not protocol_differences:
@@ -164,13 +156,8 @@ def compare(
 def compare_over_runs(runs: Sequence[tuple[EvalResult, EvalResult]]) -> Difference:
     """Difference in success at end over several training runs, all evaluated on the same initial states.
 
-    The interval covers the choice of initial states (`clustered_tango_interval`, a cluster for each), not of runs.
-
-    Args:
-        runs: results of the policy and of the baseline in each run.
-
-    Raises:
-        ValueError: they have no initial state in common.
+    `runs` holds the results of the policy and of the baseline in each run. The interval covers the choice of initial
+    states (`clustered_tango_interval`, a cluster for each), not of runs. ValueError without a common initial state.
     """
     pairs = [pair for run in runs for pair in _pairs(*run)]
     difference = _clustered("all", MEASURES[0], pairs, lambda episode: (episode.task_id, episode.init_state_id))
@@ -197,14 +184,10 @@ class SuitesComparison(Comparison):
 def compare_over_suites(
     comparisons: Mapping[str, Comparison], results: Mapping[str, tuple[EvalResult, EvalResult]]
 ) -> SuitesComparison:
-    """Combine the comparisons of several suites in one mode.
+    """Combine the comparisons of several suites in one mode; `results` are (policy, baseline) by suite.
 
-    The interval of the mean is combined from those of the suites; the test is McNemar's on the pairs of all suites.
-    There is no test if any suite is unpaired.
-
-    Args:
-        comparisons: suite -> comparison.
-        results: suite -> results of the policy and of the baseline.
+    The interval of the mean combines the intervals of the suites; McNemar's test uses the pairs of all suites. There
+    is no test if any suite is unpaired.
     """
     first = next(iter(comparisons.values()))
     differing = [f"{suite}: {phrase}" for suite, c in comparisons.items() for phrase in c.protocol_differences]

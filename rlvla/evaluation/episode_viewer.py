@@ -50,14 +50,10 @@ class ViewedEpisode:
 def render_data_page(
     title: str, subtitle: str, episodes: Sequence[ViewedEpisode], max_frames: int, control_freq: float | None = None
 ) -> str:
-    """The page as HTML, with embedded pictures and JavaScript.
+    """The page as HTML with embedded pictures and JavaScript.
 
-    Args:
-        title: heading.
-        subtitle: number of shown and of all episodes.
-        episodes: the episodes.
-        max_frames: maximum number of evenly spaced frames of an episode and camera.
-        control_freq: environment steps per second for playback; None: ten.
+    It shows at most `max_frames` evenly spaced frames of an episode and camera, at `control_freq` steps per second
+    (default ten).
     """
     return render(
         "view_data.html.jinja",
@@ -155,10 +151,7 @@ _STEP, _TIME = "step", "episode_time"
 def write_recording(path: Path, episodes: Sequence[ViewedEpisode], control_freq: float | None = None) -> None:
     """Write cameras, actions, rewards and events of episodes to an `.rrd` file, each episode below a separate path.
 
-    Args:
-        path: the file; replaced if it exists.
-        episodes: the episodes.
-        control_freq: environment steps per second, for a second time line; None: without it.
+    An existing file is replaced; with `control_freq` (steps per second) there is a time line in seconds, too.
 
     Raises:
         MissingExtraError: rerun is not installed.

@@ -21,8 +21,7 @@ _LABEL = 34  # characters of a task name
 def learning_charts(records: Sequence[dict[str, float]]) -> list[Chart]:
     """Success (also by task), reward components, entropy, size of updates and gradient norm over training episodes.
 
-    Args:
-        records: result of `read_metrics`; charts without data are omitted.
+    `records` are from `read_metrics`; charts without data are left out.
     """
     charts = []
     played = [r for r in records if "rollout/success_at_end" in r]

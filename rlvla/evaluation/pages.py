@@ -16,12 +16,7 @@ LABEL_SIZE, TICK_SIZE = 10.5, 10  # points, in a figure that is shown a little l
 
 
 def render(template: str, **values: Any) -> str:
-    """A page as HTML.
-
-    Args:
-        template: its file in `rlvla/evaluation/templates`.
-        values: variables of the template, in addition to the functions `table` and `counted`.
-    """
+    """Render a file of `rlvla/evaluation/templates`; its variables are `values`, `table` and `counted`."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(

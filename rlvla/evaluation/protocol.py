@@ -40,12 +40,7 @@ def eval_requests(
 
 
 class Instructions:
-    """Instructions given to the policy in the episodes of an evaluation.
-
-    Args:
-        kind: one of `rlvla.evaluation.config.INSTRUCTIONS`.
-        tasks: all tasks that are evaluated.
-    """
+    """Instructions given to the policy in an evaluation of these `tasks`; `kind` is one of `INSTRUCTIONS`."""
 
     def __init__(self, kind: str, tasks: Sequence[TaskSpec]):
         self._kind, self._tasks = kind, tasks
@@ -97,20 +92,9 @@ def describe_protocol(
 ) -> dict[str, Any]:
     """The settings that two evaluations must share to be paired; defaults are left out.
 
-    Args:
-        tasks: the evaluated tasks.
-        split: source of the initial states.
-        episodes: episodes per task.
-        seed: seed of the episodes.
-        temperature: None if greedy.
-        success_hold_steps: None if it is the suite's.
-        after_success: None or "end" if success ends the episode.
-        samples: episodes per initial state.
-        success_source: description of the success detector; None for the simulator.
-        perturb: perturbations of the environment.
-        options: `EnvConfig.played_options`.
-        instructions: as for `eval_requests`.
-        images: as for `eval_requests`.
+    Defaults: a `temperature` of None (greedy), the suite's `success_hold_steps` (None), `after_success` "end", one
+    sample per initial state, the simulator as `success_source` (None), no perturbations. `options` are
+    `EnvConfig.played_options`; `instructions` and `images` are as for `eval_requests`.
     """
     optional = {
         "temperature": temperature,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
@@ -13,7 +14,7 @@ from rlvla.envs.config import EnvConfig
 from rlvla.envs.registry import is_known
 from rlvla.evaluation.comparison import MEAN_OF_SUITES, Comparison, SuitesComparison, compare, compare_over_suites
 from rlvla.evaluation.protocol import condition_labels, describe_differences
-from rlvla.evaluation.results import EvalResult, Rate, table_row
+from rlvla.evaluation.results import EvalResult, Rate, TaskResult, table_row
 from rlvla.utils.data_files import read_json
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.files import json_text, write_atomic, write_json
@@ -87,14 +88,9 @@ class PolicyEvaluation:
 
     @classmethod
     def read(cls, path: Path, suite: str | None = None) -> PolicyEvaluation:
-        """Read a JSON file of `cli/eval_vla.py`.
+        """Read a JSON file of `cli/eval_vla.py`, or one `suite` of it.
 
-        Args:
-            path: the file.
-            suite: suite to read from a file with several suites.
-
-        Raises:
-            ConfigError: another file, or it lacks the suite or the episodes.
+        ConfigError if the file is invalid, or lacks the suite or the episodes.
         """
         try:
             content = read_json(path, allow_nan=True)
@@ -211,25 +207,23 @@ class SuitesResult:
 
     HEADERS = ("suite", *EvalResult.HEADERS[1:])
 
+    @cached_property
+    def mean(self) -> TaskResult:
+        """Mean over suites."""
+        results = list(self.results.values())
+        return TaskResult(
+            task_id=-1,
+            name=MEAN_OF_SUITES,
+            success_at_end=Rate.mean([result.success_at_end for result in results]),
+            success_once=Rate.mean([result.success_once for result in results]),
+            mean_length=sum(result.mean_length for result in results) / len(results),
+            regressions=sum(result.regressions for result in results) / len(results),
+        )
+
     @property
     def success_at_end(self) -> Rate:
         """Mean over suites."""
-        return Rate.mean([result.success_at_end for result in self.results.values()])
-
-    @property
-    def success_once(self) -> Rate:
-        """Mean over suites."""
-        return Rate.mean([result.success_once for result in self.results.values()])
-
-    @property
-    def mean_length(self) -> float:
-        """Environment steps per episode, mean over suites."""
-        return sum(result.mean_length for result in self.results.values()) / len(self.results)
-
-    @property
-    def regressions(self) -> float:
-        """Regressions per episode, mean over suites."""
-        return sum(result.regressions for result in self.results.values()) / len(self.results)
+        return self.mean.success_at_end
 
     @property
     def dropped(self) -> int:
@@ -238,7 +232,10 @@ class SuitesResult:
 
     def rows(self) -> list[tuple[str, int, str, str, str, str]]:
         """Table rows for `HEADERS`, one per suite, the mean last."""
-        return [*(table_row(name, result) for name, result in self.results.items()), table_row(MEAN_OF_SUITES, self)]
+        return [
+            *(table_row(name, result) for name, result in self.results.items()),
+            table_row(MEAN_OF_SUITES, self.mean),
+        ]
 
     def note(self) -> str:
         """Note on the mean and on dropped episodes."""
@@ -258,9 +255,9 @@ class SuitesResult:
             "policy": self.policy,
             "mode": self.mode,
             "success_at_end": asdict(self.success_at_end),
-            "success_once": asdict(self.success_once),
-            "mean_length": self.mean_length,
-            "regressions": self.regressions,
+            "success_once": asdict(self.mean.success_once),
+            "mean_length": self.mean.mean_length,
+            "regressions": self.mean.regressions,
             "dropped": self.dropped,
             "success_source": next(iter(self.results.values())).success_source,
         }

@@ -31,10 +31,7 @@ def write_report(folder: Path, report: EvaluationReport, stages: Sequence[Sequen
 
     Learning curves and configuration are read from the run folder of the policy, if any; videos are embedded.
 
-    Args:
-        folder: output folder, created if missing.
-        report: results of the evaluation.
-        stages: (name, duration, flags) of the stages of the recipe that trained the policy.
+    `stages` are (name, duration, flags) of the stages of the recipe that trained the policy.
     """
     path = folder / REPORT_FILE
     write_atomic(path, render_report(report, stages).encode(errors="replace"))
@@ -42,7 +39,7 @@ def write_report(folder: Path, report: EvaluationReport, stages: Sequence[Sequen
 
 
 def render_report(report: EvaluationReport, stages: Sequence[Sequence[str]] = ()) -> str:
-    """Render the report as HTML; arguments as in `write_report`."""
+    """The report as HTML; arguments as in `write_report`."""
     suites, own = report.suites, report.first.own
     run_folder = Path(own.policy).parent
     heads: Sequence[Any] = [result for result in report.results if result.position == 0] or own.results

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from rlvla.envs.base import TaskSpec
 from rlvla.evaluation.statistics import clustered_interval, mean_interval, wilson_interval
@@ -352,19 +352,8 @@ class EvalResult:
         return text if agreement is None else f"{text}\n\n{table(agreement.headers(source), agreement.rows(source))}"
 
 
-class _Averages(Protocol):
-    @property
-    def success_at_end(self) -> Rate: ...
-    @property
-    def success_once(self) -> Rate: ...
-    @property
-    def mean_length(self) -> float: ...
-    @property
-    def regressions(self) -> float: ...
-
-
-def table_row(name: str, result: _Averages) -> tuple[str, int, str, str, str, str]:
-    """A row for `EvalResult.HEADERS`."""
+def table_row(name: str, result: Any) -> tuple[str, int, str, str, str, str]:
+    """A row for `EvalResult.HEADERS`, from anything with the averages of a `TaskResult`."""
     at_end, once = result.success_at_end, result.success_once
     return name, at_end.n, str(at_end), str(once), f"{result.mean_length:.1f}", f"{result.regressions:.2f}"
 
@@ -379,16 +368,9 @@ def summarize(
     samples: int = 1,
     success_source: str = SIMULATOR,
 ) -> EvalResult:
-    """Aggregate episode outcomes; RuntimeError if a task has none.
+    """Aggregate the outcomes of all episodes, `samples` per initial state; RuntimeError if a task has none.
 
-    Args:
-        outcomes: outcomes of all episodes.
-        tasks: the evaluated tasks.
-        protocol: name of the protocol.
-        greedy: how actions were chosen.
-        requested: number of requested episodes (default: number of outcomes).
-        samples: episodes requested of each initial state.
-        success_source: success detector.
+    `requested` is the number of requested episodes (default: number of outcomes).
     """
     order = {task.task_id: position for position, task in enumerate(tasks)}
     outcomes = sorted(outcomes, key=lambda o: (order[o.task_id], o.init_state_id, o.sample))

@@ -35,8 +35,8 @@ def clustered_interval(clusters: Sequence[tuple[int, int]], *, graded: bool = Fa
 
     Args:
         clusters: (successes, observations) of each cluster.
-        graded: clusters have rates of their own that happen to be 0 or 1, as training runs, unlike initial states or
-            tasks, of which many fail or succeed for certain: they bound the number only where all are alike.
+        graded: clusters such as training runs reach rates of 0 or 1 by chance, unlike initial states or tasks, many of
+            which certainly fail or succeed; graded clusters bound the number only where all are alike.
 
     Raises:
         ValueError: no cluster, or one without observations or with impossible counts.
@@ -55,7 +55,7 @@ def _effective_number(variance: float, mean: float, clusters: Sequence[tuple[int
         variance: of a single observation.
         mean: of all observations.
         clusters: (sum, number) of the observations of each cluster.
-        alike: how many clusters hold one and the same outcome only. If all do but one, clusters bound the number.
+        alike: number of clusters that hold the same single outcome; if all but one do, clusters bound the number.
     """
     m, total = len(clusters), sum(n for _, n in clusters)
     if m == 1 or variance <= 0.0:
@@ -112,12 +112,7 @@ def _score_interval(rate: float, n: float) -> tuple[float, float]:
 def mcnemar_exact(only_first: int, only_second: int) -> float:
     """p-value of the two-sided exact McNemar test (McNemar 1947) for equal success of paired outcomes.
 
-    Args:
-        only_first: pairs in which only the first succeeded.
-        only_second: pairs in which only the second succeeded.
-
-    Returns:
-        In (0, 1]; 1.0 if no pair is discordant.
+    The counts are pairs in which only the first, or only the second, succeeded; 1.0 if no pair is discordant.
     """
     if only_first < 0 or only_second < 0:
         raise ValueError(f"counts of pairs cannot be negative, got {only_first} and {only_second}")
@@ -239,14 +234,7 @@ def mean_interval(estimates: Sequence[tuple[float, float, float]]) -> tuple[floa
     The distances from the estimates to their lower bounds are combined in quadrature, and likewise those to their upper
     bounds, as in Newcombe's interval. With score intervals as input, the width does not vanish at rates of 0 and 1.
 
-    Args:
-        estimates: (estimate, low, high), all at the same confidence level.
-
-    Returns:
-        (mean, low, high).
-
-    Raises:
-        ValueError: no estimates.
+    Takes (estimate, low, high) of each, at one confidence level, and returns (mean, low, high); ValueError if empty.
     """
     if not estimates:
         raise ValueError("the mean of no estimates")

@@ -223,11 +223,8 @@ def captioned(
 ) -> np.ndarray:
     """The captioned frames of a recorded episode, starting with its first observation.
 
-    Args:
-        sample: the episode; without recorded frames only the first observation is shown.
-        states: see `machine_states`.
-        primitives: see `primitive_names`.
-        views: shown to the left of the policy's images.
+    Without recorded frames only the first observation is shown. `states` are from `machine_states`, `primitives` from
+    `primitive_names`; `views` are shown to the left of the policy's images.
     """
     start = sample.env_images[0, :1].numpy()
     frames = np.concatenate([start, sample.frames]) if sample.frames is not None else start

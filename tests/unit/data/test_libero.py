@@ -52,7 +52,7 @@ def test_a_folder_of_files_is_read_task_by_task(tmp_path: Path) -> None:
     assert demos.states_learned_from == [LearnedStates("libero_spatial", task, 0, 0) for task in (2, 7)]
     suite = EnvConfig("libero_spatial")
     (learned,) = heldout_problems((SPATIAL[7], SPATIAL[1]), suite, (), demos.states_learned_from, "demos")
-    assert learned.reason == "mismatch" and f"demos learned from {SPATIAL[7]}, which" in str(learned)
+    assert learned.reason == "mismatch" and f"{SPATIAL[7]}" in str(learned)
 
 
 def test_files_with_the_observations_before_the_actions_keep_every_row(tmp_path: Path) -> None:
