@@ -12,6 +12,7 @@ from rlvla.commands.ppo_flags import PPORun
 from rlvla.commands.rollout_backends import backend_problems
 from rlvla.commands.runs.asynchronous import async_problems
 from rlvla.recipes.recipe import KINDS, Parsers, Stage
+from rlvla.utils.cli.flags import no_effect_problems
 from rlvla.utils.errors import Problem, require
 
 
@@ -34,6 +35,7 @@ def _problems_of(stage: Stage, parsers: Parsers) -> Iterator[Problem]:
     with _launched_on(stage.processes):
         problems = [
             *batch_problems(flags),
+            *no_effect_problems(flags.groups.values(), flags.unselected, flags.given),
             *algorithm_problems(flags),
             *async_problems(flags),
             *backend_problems(flags, None),
