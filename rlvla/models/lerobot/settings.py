@@ -13,7 +13,8 @@ from rlvla.utils.data_files import check_types, read_json
 from rlvla.utils.errors import Problem
 
 # Inputs of a critic: the expert's output at t = 1, or the mean of the prefix.
-EXPERT_FEATURES, PREFIX_FEATURES = CRITIC_FEATURES = ("expert", "prefix")
+PREFIX_FEATURES = "prefix"
+CRITIC_FEATURES = ("expert", PREFIX_FEATURES)
 # LeRobot reads config.json strictly and ignores files that it does not know.
 SETTINGS_FILE = "rlvla_policy.json"
 # Command-line settings of LeRobot policies.
@@ -85,7 +86,7 @@ def read_camera_map(entries: Sequence[str]) -> tuple[dict[str, str], list[Proble
             text = f"--camera_map {entry}: write camera=feature, e.g. agentview={IMAGES}image"
             problems.append(Problem("camera_map", "invalid_value", text))
         elif camera in mapping:
-            problems.append(Problem("camera_map", "duplicate", f"--camera_map names the camera {camera} repeated"))
+            problems.append(Problem("camera_map", "duplicate", f"--camera_map names the camera {camera} twice"))
         else:
             mapping[camera] = key if "." in key else IMAGES + key
     return mapping, problems
