@@ -245,12 +245,12 @@ def test_examples_in_python_run(name: str, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", ["filtered_bc.py", "bf16_rollouts.py"])
-def test_the_examples_are_those_that_are_tested(name: str) -> None:
+@pytest.mark.parametrize("tested", ["examples/plugins/filtered_bc.py", "tests/support/bf16_rollouts.py"])
+def test_the_examples_are_those_that_are_tested(tested: str) -> None:
+    name = Path(tested).name
     examples = blocks((ROOT / "docs" / "extending.md").read_text(encoding="utf-8"), "python")
     (shown,) = [block for block in examples if block.startswith(f"# {name}\n")]
-    tested = (ROOT / "tests" / "support" / name).read_text(encoding="utf-8")
-    assert tested.endswith(shown.removeprefix(f"# {name}\n"))
+    assert (ROOT / tested).read_text(encoding="utf-8").endswith(shown.removeprefix(f"# {name}\n"))
 
 
 def test_the_example_environment_keeps_the_contract(tmp_path: Path) -> None:

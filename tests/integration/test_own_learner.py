@@ -13,7 +13,7 @@ from cli.train_ppo_vla import main as train
 from rlvla.checkpoints.run_folder import RUN_FILE
 from rlvla.utils.files import read_metrics
 
-MODULE = Path(__file__).resolve().parents[1] / "support" / "filtered_bc.py"
+MODULE = Path(__file__).resolve().parents[2] / "examples" / "plugins" / "filtered_bc.py"
 FLAGS = [
     *("--custom_module", str(MODULE), "--algorithm", "filtered_bc", "--reward", "success", "rm:0.5"),
     *("--rm_formula", "F(near)", "--task_suite_name", "toy_reach", "--max_steps", "24", "--temperature", "1.5"),

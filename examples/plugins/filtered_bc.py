@@ -1,12 +1,21 @@
-"""A learner of one's own: behaviour cloning on the episodes that came near the goal (`--algorithm filtered_bc`)."""
+"""A learner of one's own: behaviour cloning of the episodes with a high score (`--algorithm filtered_bc`)."""
+
+from dataclasses import dataclass
 
 import torch
 
 from rlvla.experience import Experience
+from rlvla.options import arg
 from rlvla.trainer.algorithm import Algorithm, OptimizerStep, Plan, register_algorithm
 
 
-@register_algorithm("filtered_bc")
+@dataclass(frozen=True)
+class FilteredBCOptions:
+    bc_threshold: float = arg(0.0, "clone episodes whose score exceeds this")
+    bc_steps: int = arg(1, "optimizer steps per iteration", minimum=1)
+
+
+@register_algorithm("filtered_bc", options=FilteredBCOptions)
 class FilteredBC(Algorithm):
     def __init__(self, setup):
         super().__init__(setup)
@@ -14,6 +23,7 @@ class FilteredBC(Algorithm):
         self.strategy, self.sampler = setup.strategy, setup.sampler()
         self.groups = setup.config.batch.rollout_batch_size // self.strategy.world_size  # on this rank
         self.samples, self.planned, self.learned_from = [], False, 0
+        self.options = setup.config.algorithm.learner_options
 
     def plan(self, iteration):
         if self.planned:
@@ -29,19 +39,20 @@ class FilteredBC(Algorithm):
         self.planned = False
 
     def update(self, metrics):
-        """One optimizer step on all kept episodes, on every rank; a rank that kept none contributes zero."""
+        """Optimizer steps on all kept episodes, on every rank; a rank that kept none contributes zero."""
         self.planned = False
         rows = Experience.cat([rows_of(sample) for sample in self.samples]).to(self.strategy.device)
-        kept = torch.cat([torch.full((sample.num_decisions,), sample.score > 0) for sample in self.samples])
+        good = [sample.score > self.options.bc_threshold for sample in self.samples]
+        kept = torch.cat([torch.full((sample.num_decisions,), is_good) for sample, is_good in zip(self.samples, good)])
         mask = rows.action_mask & kept[:, None].to(self.strategy.device)
-        mine = {"tokens": float(mask.sum()), "episodes": sum(sample.score > 0 for sample in self.samples)}
-        total = self.strategy.all_reduce(mine, "sum")
+        total = self.strategy.all_reduce({"tokens": float(mask.sum()), "episodes": sum(good)}, "sum")
         self.learned_from += int(total["episodes"])
         self.actor.train()
-        loss = self.actor(**self.actor.module.score(rows, 1.0), wants=("loss",))["loss"]
-        loss = torch.where(mask, loss, 0.0).sum() / max(1.0, total["tokens"])
-        norm = self.actor.backward(loss * self.strategy.world_size, last=True)  # gradients are averaged over ranks
-        self.after_step(OptimizerStep("actor", self.actor, norm, rows, self.iteration, metrics))
+        for _ in range(self.options.bc_steps):
+            loss = self.actor(**self.actor.module.score(rows, 1.0), wants=("loss",))["loss"]
+            loss = torch.where(mask, loss, 0.0).sum() / max(1.0, total["tokens"])
+            norm = self.actor.backward(loss * self.strategy.world_size, last=True)  # gradients are averaged over ranks
+            self.after_step(OptimizerStep("actor", self.actor, norm, rows, self.iteration, metrics))
         metrics.total({"actor/loss": float(loss.detach())})
         return {"actor/kept": float(self.learned_from), "actor/lr": self.actor.learning_rate}
 
