@@ -11,7 +11,11 @@ import yaml
 from safetensors.torch import load_file
 
 from cli.train_ppo_vla import main as train
+from rlvla.algorithms.advantages import ADVANTAGE_ESTIMATORS
+from rlvla.algorithms.policy_losses import POLICY_LOSSES
 from rlvla.checkpoints.run_folder import RUN_FILE
+from rlvla.rewards.base import REWARDS
+from rlvla.trainer.algorithm_config import LEARNERS
 from rlvla.utils.files import read_metrics
 
 PLUGINS = Path(__file__).resolve().parents[2] / "examples" / "plugins"
@@ -25,6 +29,14 @@ RUN = [
 ]
 PPO = ["--advantage_estimator", "clipped_group", "--policy_loss", "anchored"]
 OPTIONS = ["--group_scale", "0.5", "--group_clip", "0.25", "--anchor_up", "2", "--anchor_down", "3"]
+
+
+@pytest.fixture(autouse=True)
+def own_registries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the plug-ins register is gone after each test."""
+    for registry in (ADVANTAGE_ESTIMATORS, POLICY_LOSSES, LEARNERS, REWARDS):
+        registry.names()
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
 
 
 def run(policy: Path, folder: Path, *more: str) -> list[dict[str, float]]:
