@@ -29,10 +29,10 @@ from rlvla.utils.launcher import Ancestor, launchers_of_this_rank
 T = TypeVar("T")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHELL_SIGNAL_BASE = 128
-LAUNCHER_GONE = "the launcher has ended"
+_LAUNCHER_GONE = "the launcher has ended"
 _BY_LAUNCHER = 1 << 16  # marks the number of a signal that stands for it
 # A rank whose launcher is gone ends within 30 s; other launchers kill 30 s after a SIGTERM.
-SECONDS_TO_END = 25.0
+_SECONDS_TO_END = 25.0
 _LAUNCHER_SECONDS = 1.0  # between two looks at the launcher
 _REPEAT_SECONDS = 0.05
 _TWICE_SECONDS = 0.3  # Ctrl-C pressed again comes later, one signal sent by several processes earlier
@@ -68,7 +68,7 @@ class _Command:
         self.may_take_long = False  # a signal is recorded, and the run ends when its state is saved
         self.has_reacted: Callable[[], bool] = lambda: self.asked != 0
         self.is_gone = False  # `end_now` was called
-        self.has_spoken = False  # it said that it ends
+        self.has_printed = False  # the line that says that it ends
         self.has_failed = False  # it ends with an error that other ranks need not have
 
 
@@ -104,15 +104,15 @@ def silence_closed_outputs() -> None:
             os.close(nowhere)
 
 
-def end_now(reason: str, status: int = 1, *, speaks: bool | None = None) -> NoReturn:
+def end_now(reason: str, status: int = 1, *, prints: bool | None = None) -> NoReturn:
     """End the process at once, from any thread, after one line: the reason, and how to go on.
 
     Args:
         reason: why it ends.
         status: exit status.
-        speaks: whether this rank prints the line; by default the first one does.
+        prints: whether this rank prints the line; by default the first one does.
     """
-    if (is_first_rank() if speaks is None else speaks) and not _command.is_gone:
+    if (is_first_rank() if prints is None else prints) and not _command.is_gone:
         _command.is_gone = True
         say(f"\n{program()}: {reason}; {_command.resume_hint()}")
     os._exit(status)
@@ -157,7 +157,7 @@ def pass_on(request: int) -> None:
 def receive(request: int) -> None:
     """Send this process the signal that another one has received."""
     if request & _BY_LAUNCHER:
-        _command.cause = LAUNCHER_GONE
+        _command.cause = _LAUNCHER_GONE
     os.kill(os.getpid(), number_of(request))
 
 
@@ -271,7 +271,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
         return  # it will be sent again
     command.asked, command.asked_at = number, time.monotonic()
     if is_first_rank():
-        command.has_spoken = True
+        command.has_printed = True
         say(f"\n{program()}: {cause_of(number)}; {command.resume_hint()}")
     command.has_raised = True
     raise Interrupted
@@ -313,7 +313,7 @@ def run_command(work: Callable[[], None], after_interrupt: str) -> None:
     command = _command
     before, outer = _install(), command.resume_hint
     command.asked, command.has_raised, command.cause = 0, False, ""
-    command.has_spoken = command.has_failed = False
+    command.has_printed = command.has_failed = False
     watcher = _Watcher()
     try:
         with resume_hint(lambda: after_interrupt):
@@ -366,7 +366,7 @@ class _Watcher(threading.Thread):
         os.close(self._writer)
 
     def run(self) -> None:
-        """Until `stop`, or the end of the process."""
+        """Run until `stop` or the end of the process."""
         pending = 0
         while True:
             waiting = pending and not _command.has_reacted()
@@ -385,8 +385,8 @@ class _Watcher(threading.Thread):
                 self._look_at_launchers()
             if self._deadline is not None and time.monotonic() > self._deadline:
                 number = pending or signal.SIGTERM
-                speaks = is_first_rank() and (_command.may_take_long or not _command.has_spoken)
-                end_now(cause_of(number), SHELL_SIGNAL_BASE + number, speaks=speaks)
+                prints = is_first_rank() and (_command.may_take_long or not _command.has_printed)
+                end_now(cause_of(number), SHELL_SIGNAL_BASE + number, prints=prints)
 
     def _arrived(self) -> int:
         """Number of a signal that arrived and asks to end, or 0."""
@@ -400,13 +400,13 @@ class _Watcher(threading.Thread):
         if all(launcher.is_alive() for launcher in self._launchers):
             return
         self._launchers = []
-        _command.cause = LAUNCHER_GONE
+        _command.cause = _LAUNCHER_GONE
         self._end_within_seconds()
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _end_within_seconds(self) -> None:
         if self._deadline is None:
-            self._deadline = time.monotonic() + SECONDS_TO_END
+            self._deadline = time.monotonic() + _SECONDS_TO_END
 
 
 class StopRequested(SystemExit):
@@ -425,7 +425,7 @@ class BrokenOff(RuntimeError):
     """Work shared by several ranks was interrupted on one of them."""
 
 
-class _Interrupted(BaseException):
+class _AttemptInterrupted(BaseException):
     """Leaves an `attempt`; not an `Exception`, so that ordinary handlers let it pass."""
 
 
@@ -459,7 +459,7 @@ class StopSignals:
         received: number of the first signal, or 0.
     """
 
-    _catching: ClassVar[list[StopSignals]] = []  # those whose block is being executed, the innermost last
+    _catching: ClassVar[list[StopSignals]] = []  # with an active `caught` block, innermost last
 
     def __init__(self) -> None:
         self.received = 0
@@ -489,7 +489,7 @@ class StopSignals:
     def of_all_ranks(self, all_reduce: Callable[[dict[str, float], str], Mapping[str, float]]) -> int:
         """Number of a signal that some rank has received, or 0; all ranks call it together.
 
-        A rank that learns of it here receives it, too, and says so: the run may end before the heartbeat passes it on.
+        A rank without the signal sends it to itself and prints a line: the heartbeat may be too late.
 
         Args:
             all_reduce: reduces named numbers over the ranks, as `DeepspeedStrategy.all_reduce`.
@@ -509,10 +509,10 @@ class StopSignals:
             say(f"\n{cause_of(number)}: stopping at the next safe point, then saving (SIGQUIT or Ctrl-\\: now)")
         if self._interruptible and can_raise(frame):
             self._interruptible = False
-            raise _Interrupted
+            raise _AttemptInterrupted
 
     def attempt(self, work: Callable[[], T]) -> T | None:
-        """Run `work`; a signal interrupts it at once, with None as the result. For work repeated after a resume."""
+        """Run `work`; a signal interrupts it at once, and the result is None. For work repeated on resume."""
         try:
             try:
                 self._interruptible = True
@@ -521,7 +521,7 @@ class StopSignals:
                 return work()
             finally:
                 self._interruptible = False
-        except _Interrupted:
+        except _AttemptInterrupted:
             return None
         except Exception:
             time.sleep(_WORKERS_FIRST_SECONDS)

@@ -15,7 +15,7 @@ from rlvla.commands.runs.checks import evaluates_a_checkpoint
 from rlvla.commands.runs.flags import TrainingRun
 from rlvla.trainer.progress.curve import save_learning_curve
 from rlvla.trainer.trainer import Trainer
-from rlvla.utils.cli.command import STARTS_ANEW
+from rlvla.utils.cli.command import STARTS_OVER
 from rlvla.utils.files import BestEffortWriter
 from rlvla.utils.files import write_json
 from rlvla.utils.cli.programs import resume_command
@@ -28,7 +28,7 @@ def newest_checkpoint(flags: TrainingRun) -> str:
         return f"nothing was changed; evaluate again with: {resume_command(sys.argv, trains=False)}"
     checkpoints = list_checkpoints(flags.ckpt_path)
     if not checkpoints:
-        return f"{flags.ckpt_path} holds no checkpoint; {STARTS_ANEW}"
+        return f"{flags.ckpt_path} holds no checkpoint; {STARTS_OVER}"
     return f"the newest checkpoint is {checkpoints[-1]}; continue with: {resume_command(sys.argv)}"
 
 

@@ -17,13 +17,13 @@ from rlvla.utils.signals import end_now, importing, is_first_rank, note_failure,
 from rlvla.utils.terminal import fit, passing_note
 
 Main = Callable[[Sequence[str] | None], None]
-STARTS_ANEW = "the same command starts anew"
-_OTHERS_SPEAK_SECONDS = 3.0
+STARTS_OVER = "the same command starts over"
+_OTHER_REPORT_SECONDS = 3.0
 _MANY_MODULES = 500  # of imports that take seconds; not of what they leave for later
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
 
-def command(after_interrupt: str = STARTS_ANEW) -> Callable[[Main], Main]:
+def command(after_interrupt: str = STARTS_OVER) -> Callable[[Main], Main]:
     """Decorator for a command's `main`: signals and `RunEnded` end it with a message instead of a traceback.
 
     The exit status is 128 + signal number, or 1. A message common to all ranks is printed by the first one only.
@@ -65,7 +65,7 @@ def _run(main: Main, argv: Sequence[str] | None) -> None:
         rank_lost = "DistError" in names or "gloo/" in str(error)  # of a collective operation
         if int(os.environ.get("WORLD_SIZE", "1")) == 1 or not rank_lost:
             raise
-        time.sleep(_OTHERS_SPEAK_SECONDS)  # the heartbeat, the launcher, or the rank that failed knows more
+        time.sleep(_OTHER_REPORT_SECONDS)  # the heartbeat, the launcher or the failed rank may report more
         end_now("another rank has ended")
 
 

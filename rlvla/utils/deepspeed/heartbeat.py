@@ -97,7 +97,7 @@ class Heartbeat(threading.Thread):
         self.join()
 
     def run(self) -> None:
-        """Until `leave`; if a rank is lost, this process ends."""
+        """Run until `leave`; if a rank is lost, end this process."""
         before, next_beat, passed_on = time.monotonic(), 0.0, 0
         while not self._leaving and self._peers:
             if time.monotonic() >= next_beat or passed_on != request_received():
@@ -131,7 +131,7 @@ class Heartbeat(threading.Thread):
         for kind, value in messages:
             peer.silent = 0.0
             if kind == _LOST:
-                end_now("", speaks=False)  # rank 0 says why
+                end_now("", prints=False)  # rank 0 prints the reason
             if kind == _GOODBYE:
                 self._peers.pop(peer.rank, None)
             if value and not self._was_asked:
@@ -141,13 +141,13 @@ class Heartbeat(threading.Thread):
     def _lose(self, rank: int, why: str) -> None:
         if has_failed():
             del self._peers[rank]
-            return  # this rank is about to end with a message of its own
+            return  # this rank is about to end with its own message
         for peer in self._peers.values():  # the lost one as well, which may only have been slow
             peer.send(_LOST, rank)
         del self._peers[rank]
-        # Rank 0 knows first, and if it is lost itself, rank 1 speaks.
-        speaks = (self._rank == 0 or (rank == 0 and self._rank == 1)) and not is_leaving()
-        end_now(f"rank {rank} is gone: {why}", speaks=speaks)
+        # Rank 0 reports it, or rank 1 if rank 0 itself is lost.
+        prints = (self._rank == 0 or (rank == 0 and self._rank == 1)) and not is_leaving()
+        end_now(f"rank {rank} is gone: {why}", prints=prints)
 
 
 def listen(address: str) -> tuple[socket.socket, bytes]:

@@ -41,7 +41,7 @@ def work():
         time.sleep(0.1)
         done.touch()
 
-run_command(work, "the same command starts anew")
+run_command(work, "the same command starts over")
 """
 # Starts its arguments as a child and waits, as the processes of a launcher do.
 LAUNCHER = """
@@ -79,7 +79,7 @@ def test_a_rank_ends_with_its_launcher(tmp_path: Path, outer: bool, number: int)
         assert wait_for(lambda: not running("worker.py", process.pid), 300)
         assert (tmp_path / "done").exists(), "it ended in order"
         _, errors = process.communicate()
-        assert errors == "\nworker.py: the launcher has ended; the same command starts anew\n"
+        assert errors == "\nworker.py: the launcher has ended; the same command starts over\n"
 
 
 # Becomes a rank whose launcher has ended before it looks.
@@ -133,16 +133,16 @@ def test_nohup_is_respected(tmp_path: Path) -> None:
         os.killpg(process.pid, signal.SIGHUP)
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=300)
-        assert "worker.py: interrupted; the same command starts anew" in errors
+        assert "worker.py: interrupted; the same command starts over" in errors
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_each_signal_is_one_line_and_its_status(number: int, capfd: pytest.CaptureFixture[str]) -> None:
     before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     with pytest.raises(SystemExit) as end:
-        run_command(lambda: signal.raise_signal(number), "it starts anew")
+        run_command(lambda: signal.raise_signal(number), "it starts over")
     assert end.value.code == 128 + number
-    assert capfd.readouterr().err.count("it starts anew") == 1
+    assert capfd.readouterr().err.count("it starts over") == 1
     assert before == [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
 
 
@@ -168,9 +168,9 @@ def test_an_interrupt_is_neither_lost_nor_a_traceback(
 ) -> None:
     """Python prints and drops what a finalizer raises."""
     with pytest.raises(SystemExit, match="130"):
-        run_command(work, "it starts anew")
+        run_command(work, "it starts over")
     errors = capfd.readouterr().err
-    assert errors.count("interrupted; it starts anew") == 1 and errors.count("\n") == 2
+    assert errors.count("interrupted; it starts over") == 1 and errors.count("\n") == 2
 
 
 def test_errors_are_shown_as_before() -> None:
@@ -178,7 +178,7 @@ def test_errors_are_shown_as_before() -> None:
         raise OSError("no such device")
 
     with pytest.raises(OSError, match="no such device"):
-        run_command(fails, "it starts anew")
+        run_command(fails, "it starts over")
 
 
 def test_an_interrupt_in_a_finalizer_is_not_lost() -> None:

@@ -135,6 +135,6 @@ def test_an_interrupted_recording_ends_at_once_and_leaves_nothing(tmp_path: Path
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
     assert process.returncode == 130
-    assert errors.endswith("collect_demos.py: interrupted; the same command starts anew\n")
+    assert errors.endswith("collect_demos.py: interrupted; the same command starts over\n")
     assert "Traceback" not in errors
     assert list((tmp_path / "demos").iterdir()) == []

@@ -95,7 +95,7 @@ def test_a_frozen_rank_ends_the_others_with_one_line(frozen: int) -> None:
     with ranks("works", "works", "works") as processes:
         os.kill(processes[frozen].pid, signal.SIGSTOP)
         others = [process for rank, process in enumerate(processes) if rank != frozen]
-        line = f"rank {frozen} is gone: no sign of life for 3 s (--rank_timeout); the same command starts anew"
+        line = f"rank {frozen} is gone: no sign of life for 3 s (--rank_timeout); the same command starts over"
         assert printed(others) == f"\n-c: {line}\n"
         assert [process.returncode for process in others] == [1, 1]
         os.kill(processes[frozen].pid, signal.SIGCONT)
@@ -111,7 +111,7 @@ def test_a_killed_rank_is_noticed_at_once() -> None:
 def test_a_signal_to_one_rank_reaches_all() -> None:
     with ranks("works", "works", "works", timeout=600.0) as processes:
         processes[2].terminate()
-        assert printed(processes) == "\n-c: terminated; the same command starts anew\n"
+        assert printed(processes) == "\n-c: terminated; the same command starts over\n"
         assert [process.returncode for process in processes] == [143, 143, 143]
 
 
@@ -129,7 +129,7 @@ def test_a_rank_that_fails_ends_the_others_with_one_line(error: str, failing: in
     does = [error if rank == failing else "works" for rank in range(3)]
     with ranks(*does, timeout=600.0) as processes:
         others = printed([process for rank, process in enumerate(processes) if rank != failing])
-        assert others == f"\n-c: rank {failing} is gone: its connection broke; the same command starts anew\n"
+        assert others == f"\n-c: rank {failing} is gone: its connection broke; the same command starts over\n"
         assert "this is wrong" in printed([processes[failing]])
         assert [process.returncode for process in processes] == [1, 1, 1]
 
