@@ -1,4 +1,4 @@
-"""Small undamaged datasets of each format, and what their reader says of damaged copies."""
+"""Small undamaged datasets of each format, and the problems reported of damaged copies."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def test_undamaged_data_is_read(kind: str, originals: Originals) -> None:
 
 
 def put(name: str, change: Callable[[np.ndarray], Any], demo: str = "demo_1") -> Change:
-    """Replace an array by what `change` makes of it."""
+    """Replace an array by `change` of it."""
 
     def apply(file: h5py.File) -> None:
         group = file[f"data/{demo}"]
@@ -93,7 +93,7 @@ def mask(*names: str) -> Change:
 
 
 LEFT = "obs/left_image"
-# What is said must name these words: the episode and the array, or the place in the file.
+# The message must contain these strings: the episode and the array, or the place in the file.
 HDF5: dict[str, tuple[str, Change, tuple[str, ...]]] = {
     "fewer pictures than actions": ("demos", put(LEFT, lambda v: v[:-2]), ("demo_1", LEFT)),
     "more pictures than actions": ("demos", put(LEFT, lambda v: np.concatenate([v, v])), ("demo_1", LEFT)),
@@ -253,13 +253,13 @@ HDF5: dict[str, tuple[str, Change, tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("name", HDF5)
 def test_damaged_hdf5_is_refused(name: str, originals: Originals, tmp_path: Path) -> None:
-    kind, change, words = HDF5[name]
+    kind, change, expected = HDF5[name]
     path = copied(originals(kind), tmp_path)
     file = next(path.glob("*.hdf5")) if path.is_dir() else path
     with h5py.File(file, "r+") as opened:
         change(opened)
     text = problems(path)
-    assert all(word in text for word in words), text
+    assert all(word in text for word in expected), text
 
 
 STATISTICS: dict[str, tuple[Change, tuple[str, ...]]] = {
@@ -278,13 +278,13 @@ STATISTICS: dict[str, tuple[Change, tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("name", STATISTICS)
 def test_damaged_statistics_are_refused(name: str, originals: Originals, tmp_path: Path) -> None:
-    change, words = STATISTICS[name]
+    change, expected = STATISTICS[name]
     path = copied(originals("demos"), tmp_path)
     content = json.loads((path.parent / STATISTICS_FILE).read_text())
     change(content["toy"])
     (path.parent / STATISTICS_FILE).write_text(json.dumps(content))
     text = problems(path)
-    assert STATISTICS_FILE in text and all(word in text for word in words), text
+    assert STATISTICS_FILE in text and all(word in text for word in expected), text
 
 
 @pytest.mark.parametrize("cameras", [["left", "left"], ["left", "a/b"], ["left", ""], ["a\nb"]])
@@ -305,7 +305,7 @@ def test_ten_problems_are_listed_and_the_others_counted(originals: Originals, tm
     assert "7 more" in refused.value.problems[-1].text
 
 
-def test_each_object_is_looked_at_once_however_many_links_lead_to_it(tmp_path: Path) -> None:
+def test_each_object_is_visited_once_however_many_links_lead_to_it(tmp_path: Path) -> None:
     path = tmp_path / "demos.hdf5"
     with h5py.File(path, "w") as file:
         inner: Any = file

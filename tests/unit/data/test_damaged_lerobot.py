@@ -209,11 +209,11 @@ LEROBOT: dict[str, tuple[str, Change, tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("name", LEROBOT)
 def test_damaged_lerobot_folders_are_refused(name: str, originals: Originals, tmp_path: Path) -> None:
-    kind, change, words = LEROBOT[name]
+    kind, change, expected = LEROBOT[name]
     folder = copied(originals(kind), tmp_path)
     change(folder)
     text = problems(folder)
-    assert all(word in text for word in words), text
+    assert all(word in text for word in expected), text
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""LeRobot folders: written, read back, and as other programs write them."""
+"""LeRobot folders: round trips, and datasets of other programs."""
 
 from __future__ import annotations
 
@@ -124,13 +124,13 @@ def test_a_picture_of_a_decision_is_held_once(tmp_path: Path) -> None:
 
 def test_statistics_of_pictures_are_exact() -> None:
     pictures = np.random.default_rng(1).integers(3, 200, (5, 6, 7, 3), np.uint8)
-    found, channels = _picture_moments(iter(pictures)), pictures.transpose(3, 0, 1, 2).reshape(3, -1) / 255
+    moments, channels = _picture_moments(iter(pictures)), pictures.transpose(3, 0, 1, 2).reshape(3, -1) / 255
     for name in ("min", "max", "mean", "std"):
-        np.testing.assert_allclose(np.ravel(found[name]), getattr(channels, name)(axis=1), rtol=1e-12)
+        np.testing.assert_allclose(np.ravel(moments[name]), getattr(channels, name)(axis=1), rtol=1e-12)
 
 
 def foreign(folder: Path, *, size: tuple[int, int] = (32, 32), camera: str = "front") -> Path:
-    """A v2.1 dataset as recorded elsewhere: pictures inside parquet, names of its own, nothing of rlvla."""
+    """A v2.1 dataset recorded elsewhere: pictures inside parquet, other names, no rlvla record."""
     from PIL import Image
 
     def picture(value: int) -> dict:
@@ -168,7 +168,7 @@ def foreign(folder: Path, *, size: tuple[int, int] = (32, 32), camera: str = "fr
     return folder
 
 
-def test_a_data_set_made_elsewhere(tmp_path: Path) -> None:
+def test_a_dataset_recorded_elsewhere(tmp_path: Path) -> None:
     demos = read_lerobot(foreign(tmp_path / "kitchen"))
     assert demos.env_args == {"image_size": 32, "task_suite_name": "kitchen", "cameras": ["front"]}
     assert demos.instructions == ["task 0", "task 1"] and demos.success == [True, True] and demos.init_states == []
@@ -218,7 +218,7 @@ def test_sft_learns_from_it(tmp_path: Path) -> None:
     assert record["learned_from"] == [{"suite": "kitchen", "task_id": None, "start": 0, "stop": 0}], "not recorded"
 
 
-def test_what_cannot_be_read_is_one_clear_error(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_unreadable_datasets_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     folder = foreign(tmp_path / "kitchen")
 
     def problem(change, cameras=None) -> str:

@@ -47,7 +47,7 @@ def test_names_of_files(name: str) -> None:
     assert not is_repo_id(name)
 
 
-def test_every_cache_is_looked_through(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_cache_is_searched(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     snapshot = "datasets--me--toy/snapshots/abc"
     for place in (home / "hub" / snapshot, home / "lerobot/hub" / snapshot, home / "lerobot/me/toy"):  # later ones win
         assert holds(place) == cached_dataset("me/toy")
@@ -83,15 +83,15 @@ def test_a_cached_dataset_is_read_by_its_name(demos_file: Path, home: Path) -> N
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(file)
     assert data_files(["me/toy"]) == ["me/toy"]
-    found = read_demonstrations("me/toy")
-    assert found.instructions == demos.instructions
-    np.testing.assert_array_equal(np.concatenate(found.actions), np.concatenate(demos.actions))
+    cached = read_demonstrations("me/toy")
+    assert cached.instructions == demos.instructions
+    np.testing.assert_array_equal(np.concatenate(cached.actions), np.concatenate(demos.actions))
     holds(Path("me/toy"))  # a folder of that name here comes first
     with pytest.raises(ConfigError, match="me/toy"):
         read_demonstrations("me/toy")
 
 
-def test_a_dataset_that_does_not_say_its_suite_is_named_after_the_repository(demos_file: Path, home: Path) -> None:
+def test_a_dataset_without_a_suite_is_named_after_the_repository(demos_file: Path, home: Path) -> None:
     pytest.importorskip("pyarrow", reason="LeRobot datasets need the extra rlvla[lerobot]")
     import json
 
@@ -103,7 +103,7 @@ def test_a_dataset_that_does_not_say_its_suite_is_named_after_the_repository(dem
     assert read_demonstrations("me/toy").env_args["task_suite_name"] == "toy"
 
 
-def test_the_error_says_where_it_looked(home: Path) -> None:
+def test_the_error_names_the_searched_caches(home: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         read_demonstrations("lerobot/pusht")
     assert all(str(place) in str(raised.value) for place in cache_folders("lerobot/pusht"))

@@ -75,7 +75,7 @@ def test_a_folder_may_hold_files_of_both_kinds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seen_after", [True, False])
-def test_every_row_holds_what_was_seen_before_its_action(seen_after: bool, tmp_path: Path) -> None:
+def test_every_row_holds_the_observation_before_its_action(seen_after: bool, tmp_path: Path) -> None:
     """LIBERO's own environment played as the two scripts play it, against the contract of `LiberoEnv`."""
     try:
         assets = libero_install.find_assets(None)
@@ -93,7 +93,7 @@ def test_every_row_holds_what_was_seen_before_its_action(seen_after: bool, tmp_p
 
 
 def record(libero: Any, file: Path, actions: np.ndarray, *, seen_after: bool) -> np.ndarray:
-    """Play LIBERO's environment and write what it returns; the true positions of the hand, [S + 1, 3]."""
+    """Record an episode of LIBERO's environment; returns the true positions [S + 1, 3] of the hand."""
     from rlvla.envs.robosuite.sim import numpy_seed, physics_only
 
     bddl = str(libero_install.bddl_file("libero_spatial", SPATIAL[0]))
@@ -120,7 +120,7 @@ def record(libero: Any, file: Path, actions: np.ndarray, *, seen_after: bool) ->
         demo = opened.create_group("data/demo_0")
         demo["actions"], demo["states"] = actions, np.stack([states for states, _ in rows])
         for name, key in names.items():
-            demo[f"obs/{name}"] = np.stack([seen[key] for _, seen in rows])
+            demo[f"obs/{name}"] = np.stack([observation[key] for _, observation in rows])
         demo["obs/ee_ori"] = np.zeros((len(actions), 3))
         demo["obs/agentview_rgb"] = np.zeros((len(actions), 8, 8, 3), np.uint8)
     return np.stack(hand)
@@ -132,7 +132,7 @@ def test_one_file(tmp_path: Path) -> None:
     assert demos.env_args["task_ids"] == [0] and demos.env_args["cameras"] == ["agentview"]
 
 
-def test_what_is_wrong_is_said(tmp_path: Path) -> None:
+def test_invalid_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no file"):
         read_demonstrations(tmp_path)
     write_demos(tmp_path / f"{SPATIAL[0]}_demo.hdf5")

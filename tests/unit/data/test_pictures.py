@@ -46,7 +46,7 @@ def test_the_second_of_two_files(how: str) -> None:
     assert turned(np.stack([first, TURNS[how](second)])) == {how: [1]}
 
 
-def test_nothing_is_said_of_scenes_without_two_sides() -> None:
+def test_symmetric_scenes_are_not_turned() -> None:
     for seed in range(20):
         for count in (2, 5, 40):
             rng = np.random.default_rng(seed)

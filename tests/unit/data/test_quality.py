@@ -1,4 +1,4 @@
-"""Each way in which data can be bad to learn from has a name, and good data has none."""
+"""Quality checks: each defect has a kind, and good data has no findings."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ def kinds(findings: list[Finding], *levels: str) -> set[str]:
     return {finding.kind for finding in findings if finding.level in (levels or (ERROR, WARNING))}
 
 
-def test_nothing_is_wrong_with_good_data() -> None:
+def test_good_data_has_no_findings() -> None:
     assert quality(good(), TASK) == []
     assert quality(good(), None, every_picture=False) == [], "the suite is unknown here"
 
 
-def test_what_is_meant_is_not_a_mistake() -> None:
+def test_intended_saturation_is_not_a_finding() -> None:
     full_speed = of_actions(lambda a: scaled(a, 1.3, 1.0))(good())
     assert action_facts(full_speed.actions)[0].at_high > 0.1 and quality(full_speed, TASK) == []
     demos = good()
@@ -93,7 +93,7 @@ def of_actions(change: Callable[[np.ndarray], np.ndarray]) -> Change:
 
 def of_images(change: Callable[[np.ndarray], np.ndarray], every: int = 1) -> Change:
     return lambda demos: replace(
-        demos, images=[change(seen) if i % every == 0 else seen for i, seen in enumerate(demos.images)]
+        demos, images=[change(frames) if i % every == 0 else frames for i, frames in enumerate(demos.images)]
     )
 
 
@@ -107,8 +107,8 @@ def constant(values: np.ndarray, value: float, dims: slice) -> np.ndarray:
     return values
 
 
-def black(seen: np.ndarray) -> np.ndarray:
-    return np.zeros_like(seen)
+def black(frames: np.ndarray) -> np.ndarray:
+    return np.zeros_like(frames)
 
 
 def recorded_for_others(demos: Demonstrations) -> Demonstrations:
@@ -139,9 +139,9 @@ DAMAGE: dict[str, tuple[Change, str, str]] = {
     "actions too late": (of_actions(lambda a: np.roll(a, 1, axis=0)), "shifted_actions", WARNING),
     "black": (of_images(black), "blank_pictures", ERROR),
     "some black": (of_images(black, every=7), "blank_pictures", WARNING),
-    "frozen": (of_images(lambda seen: np.repeat(seen[:1], len(seen), axis=0)), "frozen_pictures", WARNING),
-    "upside down": (of_images(lambda seen: seen[:, :, ::-1], every=7), "turned_pictures", WARNING),
-    "red and blue swapped": (of_images(lambda seen: seen[..., ::-1], every=7), "turned_pictures", WARNING),
+    "frozen": (of_images(lambda frames: np.repeat(frames[:1], len(frames), axis=0)), "frozen_pictures", WARNING),
+    "upside down": (of_images(lambda frames: frames[:, :, ::-1], every=7), "turned_pictures", WARNING),
+    "red and blue swapped": (of_images(lambda frames: frames[..., ::-1], every=7), "turned_pictures", WARNING),
     "one start": (lambda d: replace(d, images=[d.images[0][: len(a)] for a in d.actions]), "same_start", WARNING),
     "one start, many instructions": (
         lambda d: replace(
@@ -171,7 +171,7 @@ def test_damage_has_a_name(name: str) -> None:
 
 def test_the_episodes_are_named() -> None:
     demos = good()
-    turned = of_images(lambda seen: seen[:, :, ::-1], every=7)(demos)
+    turned = of_images(lambda frames: frames[:, :, ::-1], every=7)(demos)
     (finding,) = [one for one in quality(turned, TASK) if one.kind == "turned_pictures"]
     assert finding.episodes == (0, 7, 14, 21, 28)
     (finding,) = [one for one in quality(of_images(black, every=10)(demos), TASK) if one.kind == "blank_pictures"]
@@ -223,10 +223,10 @@ def test_facts_of_actions() -> None:
 def test_initial_states_by_task() -> None:
     demos = replace(good(3), init_states=[(1, 7), (0, -1), (1, 3)])
     assert initial_states(demos) == {1: [3, 7]}
-    known, unknown = [LearnedStates("box", 1, 3, 8)], [LearnedStates("box", task, 0, 0) for task in (1, 2)]
-    assert replace(demos, env_args=demos.env_args | {"task_ids": [1, 2]}).states_learned_from == known + unknown
+    recorded, unknown = [LearnedStates("box", 1, 3, 8)], [LearnedStates("box", task, 0, 0) for task in (1, 2)]
+    assert replace(demos, env_args=demos.env_args | {"task_ids": [1, 2]}).states_learned_from == recorded + unknown
     every = replace(demos, init_states=[(1, 7), (1, 7), (1, 3)], env_args=demos.env_args | {"task_ids": [1, 2]})
-    assert every.states_learned_from == known, "all episodes are of task 1"
+    assert every.states_learned_from == recorded, "all episodes are of task 1"
 
 
 def test_tasks_that_are_not_recorded_may_be_any() -> None:
@@ -241,7 +241,7 @@ def test_tasks_that_are_not_recorded_may_be_any() -> None:
     toy = EnvConfig(task_suite_name="toy_reach")
     told = [LearnedStates("toy_reach", None, 0, 0)]
     (problem,) = heldout_problems(("reach",), toy, (), told, "demos.hdf5")
-    assert "does not record its tasks" in problem and problem.reason == "mismatch"
+    assert "does not record its training tasks" in problem and problem.reason == "mismatch"
     assert len(heldout_problems(("reach",), toy, (), [any_task], "demos.hdf5")) == 1, "a name that may be anything's"
     elsewhere = [LearnedStates("metaworld", None, 0, 0)]
     assert heldout_problems(("reach",), toy, (), elsewhere, "demos.hdf5") == [], "another suite"
@@ -255,15 +255,15 @@ def recorded(inertia: float = 0.0, *, smooth: float = 0.0, absolute: bool = Fals
         wanted = rng.normal(size=(30, 2))
         for t in range(1, 30):
             wanted[t] = smooth * wanted[t - 1] + (1 - smooth) * wanted[t]
-        position, velocity, seen = np.zeros(2), np.zeros(2), []
+        position, velocity, observed = np.zeros(2), np.zeros(2), []
         for action in wanted:
-            seen.append(position)
+            observed.append(position)
             push = 0.3 * (action - position) if absolute else 0.1 * action
             velocity = inertia * velocity + (1 - inertia) * push
             position = position + velocity + 0.002 * rng.normal(size=2)
         steps = np.arange(0, 30, decide)
         actions.append(wanted.astype(np.float32))
-        proprio.append(np.stack(seen)[steps].astype(np.float32))
+        proprio.append(np.stack(observed)[steps].astype(np.float32))
         decisions.append(steps)
     return Demonstrations(
         env_args={},
@@ -306,12 +306,12 @@ def test_rollouts_with_observations_at_decisions() -> None:
     assert action_offset(demos) == 0 and gains is not None and gains[0] == max(gains.values()) > 0.5
 
 
-def test_nothing_is_said_of_actions_that_hardly_change_from_step_to_step() -> None:
+def test_slowly_changing_actions_have_no_offset() -> None:
     demos = recorded(inertia=0.7, smooth=0.98)
     assert [action_offset(moved(demos, steps)) for steps in (0, -1, 1)] == [0, 0, 0]
 
 
-def test_where_nothing_can_be_said() -> None:
+def test_too_little_data_for_an_offset() -> None:
     demos = recorded()
     assert explained_variance(replace(demos, proprio=None)) is None
     assert explained_variance(replace(demos, proprio=[np.zeros_like(values) for values in demos.proprio])) is None

@@ -1,4 +1,4 @@
-"""Demonstrations: what is written is what is read, and statistics are those of the actions."""
+"""Demonstrations: round trips and statistics."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_an_unfinished_file_never_appears(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         read_demonstrations(tmp_path / "demos.hdf5")
     assert [problem.reason for problem in error.value.problems] == ["missing_file"]
@@ -193,7 +193,7 @@ def test_keep_all_keeps_failures_and_success_leaves_them_out(tmp_path: Path) -> 
     assert not all(everything.success) and all(chosen.success)
 
 
-def test_a_hopeless_expert_is_an_error_and_leaves_no_file(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_failing_expert_is_an_error_and_leaves_no_file(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit) as stop:
         run(tmp_path / "x", "--num_demos", "2", "--max_attempts", "1", "--offset_bias", "0.9", "0.9")
     assert stop.value.code == 2

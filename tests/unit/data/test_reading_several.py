@@ -48,13 +48,15 @@ def record(file: h5py.File, **entries: object) -> None:
 
 
 def test_sft_learns_from_several_files(demos_file: Path, more_demos: Path, tmp_path: Path) -> None:
-    parts = [read_demonstrations(path) for path in (demos_file, more_demos)]
+    datasets = [read_demonstrations(path) for path in (demos_file, more_demos)]
     joined = read_several([str(demos_file), str(more_demos)])
-    assert len(joined.actions) == 46 and joined.num_steps == sum(part.num_steps for part in parts)
+    assert len(joined.actions) == 46 and joined.num_steps == sum(demos.num_steps for demos in datasets)
     for name in ("actions", "images", "proprio", "rewards"):
-        for own, both in zip([x for part in parts for x in getattr(part, name)], getattr(joined, name), strict=True):
+        for own, both in zip(
+            [x for demos in datasets for x in getattr(demos, name)], getattr(joined, name), strict=True
+        ):
             np.testing.assert_array_equal(own, both)
-    assert joined.seeds == parts[0].seeds + parts[1].seeds and joined.init_states[40:] == parts[1].init_states
+    assert joined.seeds == datasets[0].seeds + datasets[1].seeds and joined.init_states[40:] == datasets[1].init_states
     actions = np.concatenate(joined.actions)
     assert joined.statistics["toy_reach"]["action"]["q99"] == np.quantile(actions.astype(float), 0.99, axis=0).tolist()
     argv = ["--demos", str(more_demos), str(demos_file), "--save_path", str(tmp_path / "sft"), "--max_epochs", "1"]
@@ -62,9 +64,9 @@ def test_sft_learns_from_several_files(demos_file: Path, more_demos: Path, tmp_p
     kept = json.loads((tmp_path / "sft" / "policy" / STATISTICS_FILE).read_text())["toy_reach"]
     assert kept["num_trajectories"] == 46 and kept["num_transitions"] == joined.num_steps
     noted = json.loads((tmp_path / "sft" / "policy" / "rlvla_environment.json").read_text())["learned_from"]
-    states = [[state for _, state in part.init_states] for part in parts]
+    states = [[state for _, state in demos.init_states] for demos in datasets]
     spans = sorted((min(own), max(own) + 1) for own in states)
-    assert [(seen["start"], seen["stop"]) for seen in noted] == spans
+    assert [(entry["start"], entry["stop"]) for entry in noted] == spans
 
 
 def test_steps_and_decisions_are_mixed(more_demos: Path, changed: Callable[..., Path]) -> None:
@@ -87,13 +89,13 @@ def test_steps_and_decisions_are_mixed(more_demos: Path, changed: Callable[..., 
 def test_states_known_of_some_files_are_still_noted(
     more_demos: Path, changed: Callable[..., Path], tmp_path: Path
 ) -> None:
-    known = read_demonstrations(more_demos).init_states
+    recorded = read_demonstrations(more_demos).init_states
     unknown = iter((True, False))
     copy = changed("copy", lambda file: None)
     joined = read_several(
         [str(copy), str(more_demos)], prepared=lambda d: replace(d, init_states=[]) if next(unknown) else d
     )
-    assert joined.init_states == [(0, -1)] * 6 + known
+    assert joined.init_states == [(0, -1)] * 6 + recorded
 
     def foreign(file: h5py.File) -> None:  # as a conversion from LeRobot writes it
         for demo in file["data"].values():
@@ -102,12 +104,12 @@ def test_states_known_of_some_files_are_still_noted(
     argv = ["--demos", str(changed("foreign", foreign)), str(more_demos), "--save_path", str(tmp_path / "sft")]
     sft([*argv, *TINY, "--action_chunk_len", "4", "--max_epochs", "1"])
     noted = json.loads((tmp_path / "sft" / "policy" / "rlvla_environment.json").read_text())["learned_from"]
-    states = [state for _, state in known]
+    states = [state for _, state in recorded]
     of_known, of_unknown = (min(states), max(states) + 1), (0, 0)
-    assert sorted((seen["start"], seen["stop"]) for seen in noted) == [of_unknown, of_known] and min(states) >= 100
+    assert sorted((entry["start"], entry["stop"]) for entry in noted) == [of_unknown, of_known] and min(states) >= 100
 
 
-def test_what_does_not_agree_is_told_at_once(
+def test_all_disagreements_are_reported_at_once(
     more_demos: Path, changed: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     def other_robot(file: h5py.File) -> None:
@@ -175,7 +177,7 @@ def test_the_control_frequency_is_recorded_or_the_suites(more_demos: Path, chang
     assert control_frequency(read_demonstrations(elsewhere)) is None
 
 
-def test_a_known_suite_that_does_not_fit_the_record_is_told(
+def test_options_that_a_known_suite_rejects_are_reported(
     more_demos: Path, changed: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     for module in ("pyarrow", "av"):

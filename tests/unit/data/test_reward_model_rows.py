@@ -23,13 +23,13 @@ from rlvla.utils.errors import ConfigError
 def dump(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One iteration of a policy that acts badly."""
     folder = tmp_path_factory.mktemp("dump") / "run"
-    words = ["--pretrain", str(policy_folder), "--save_path", str(folder), "--num_episodes", "16", "--dump_rollouts"]
-    words += ["--rollout_batch_size", "16", "--train_batch_size", "8", "--num_envs", "1", "--eval_episodes", "1"]
-    train_ppo_vla.main([*words, "--no-val_before_train", "--no-use_tensorboard"])
+    argv = ["--pretrain", str(policy_folder), "--save_path", str(folder), "--num_episodes", "16", "--dump_rollouts"]
+    argv += ["--rollout_batch_size", "16", "--train_batch_size", "8", "--num_envs", "1", "--eval_episodes", "1"]
+    train_ppo_vla.main([*argv, "--no-val_before_train", "--no-use_tensorboard"])
     return next((folder / "rollouts").rglob("demos.hdf5"))
 
 
-def test_the_last_frame_is_what_the_last_action_led_to(dump: Path) -> None:
+def test_the_last_frame_follows_the_last_action(dump: Path) -> None:
     demos = read_demonstrations(dump)
     assert demos.last_images is not None and demos.last_proprio is not None and demos.proprio is not None
     config = recorded_env(demos)
@@ -61,24 +61,24 @@ def test_files_are_joined_in_order(demos_file: Path, dump: Path) -> None:
 
 def test_a_reward_model_from_both(demos_file: Path, dump: Path, tmp_path: Path) -> None:
     assert not all(read_demonstrations(dump).success), "the policy of the fixture fails now and then"
-    words = ["--demos", str(demos_file), str(dump), "--save_path", str(tmp_path / "rm"), "--max_epochs", "1"]
-    words += ["--tiny_vision_dim", "16", "--tiny_llm_dim", "32", "--tiny_llm_layers", "1", "--no-use_tensorboard"]
-    train_rm_vla.main([*words, "--heldout_share", "0.4", "--use_proprio"])
+    argv = ["--demos", str(demos_file), str(dump), "--save_path", str(tmp_path / "rm"), "--max_epochs", "1"]
+    argv += ["--tiny_vision_dim", "16", "--tiny_llm_dim", "32", "--tiny_llm_layers", "1", "--no-use_tensorboard"]
+    train_rm_vla.main([*argv, "--heldout_share", "0.4", "--use_proprio"])
     metrics = json.loads((tmp_path / "rm" / "metrics.json").read_text())
     assert metrics["reward_model/heldout_episodes"] > metrics["reward_model/heldout_successes"] > 0
 
 
 def test_a_dump_is_scored(dump: Path, tmp_path: Path) -> None:
-    words = ["--demos", str(dump), "--episodes", "0", "1", "--reward", "success:1", "rm:0.5"]
-    score_episodes.main([*words, "--output", str(tmp_path / "scores")])
+    argv = ["--demos", str(dump), "--episodes", "0", "1", "--reward", "success:1", "rm:0.5"]
+    score_episodes.main([*argv, "--output", str(tmp_path / "scores")])
     scores = json.loads((tmp_path / "scores" / "scores.json").read_text())
     assert [len(s["rewards"]["rm"]) for s in scores] == [len(a) for a in read_demonstrations(dump).actions[:2]]
     assert (tmp_path / "scores" / "demo_1.png").is_file()
 
 
 def test_files_that_do_not_fit_together(demos_file: Path, tmp_path: Path) -> None:
-    words = ["--task_suite_name", "toy_reach", "--image_size", "32", "--num_demos", "2", "--num_envs", "1"]
-    collect_demos.main([*words, "--output", str(tmp_path / "small")])
+    argv = ["--task_suite_name", "toy_reach", "--image_size", "32", "--num_demos", "2", "--num_envs", "1"]
+    collect_demos.main([*argv, "--output", str(tmp_path / "small")])
     small, missing = str(tmp_path / "small" / "demos.hdf5"), str(tmp_path / "none.hdf5")
     with pytest.raises(ConfigError, match="image_size is 32, but .* can be joined") as error:
         read_outcomes([str(demos_file), small])
@@ -136,7 +136,7 @@ def test_recorded_returns_and_ranks() -> None:
 
 
 @pytest.mark.parametrize("order", ["return", "rank"])
-def test_what_is_not_recorded(order: str) -> None:
+def test_unrecorded_orders_are_refused(order: str) -> None:
     with pytest.raises(ValueError, match="records no"):
         ranked_pairs(demonstrations(), range(4), order)
 

@@ -1,4 +1,4 @@
-"""Paired comparisons: what counts as gained and lost, and what must not be paired."""
+"""Paired comparisons: gained and lost episodes, and protocols that cannot be paired."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def test_no_paired_difference_is_shown_as_certain() -> None:
 
 def test_the_bootstrap_stands_beside_the_interval_where_it_means_something() -> None:
     own, base = [True] * 30 + [False] * 20, [False] * 20 + [True] * 20 + [False] * 10
-    found = compare("a", result(own), "b", result(base))
-    overall = found.overall()
+    comparison = compare("a", result(own), "b", result(base))
+    overall = comparison.overall()
     assert overall.bootstrap == pytest.approx((overall.low, overall.high), abs=0.04)
-    assert found.as_dict()["differences"][0]["bootstrap"] == overall.bootstrap
+    assert comparison.as_dict()["differences"][0]["bootstrap"] == overall.bootstrap
 
 
 def test_an_episode_that_one_side_lacks_is_no_pair() -> None:
@@ -116,7 +116,7 @@ def test_every_difference_between_protocols_is_named() -> None:
         ("libero_10", {"libero_assets": "of this machine"}, {}),
     ],
 )
-def test_options_that_change_what_is_played_are_a_part_of_the_protocol(
+def test_options_that_affect_episodes_belong_to_the_protocol(
     suite: str, options: dict[str, Any], played: dict[str, Any]
 ) -> None:
     assert EnvConfig(task_suite_name=suite, options=options).played_options == played
@@ -130,8 +130,8 @@ def over_tasks(solved: dict[int, int], unseen: tuple[int, ...] = ()) -> EvalResu
 
 
 def test_seen_and_unseen_tasks_stand_apart() -> None:
-    seen, unseen = {0: 9, 1: 10, 2: 8}, {3: 1, 4: 5}
-    result = over_tasks(seen | unseen, unseen=(3, 4))
+    seen_tasks, unseen_tasks = {0: 9, 1: 10, 2: 8}, {3: 1, 4: 5}
+    result = over_tasks(seen_tasks | unseen_tasks, unseen=(3, 4))
     assert result.task_groups == {"seen tasks": frozenset({0, 1, 2}), "unseen tasks": frozenset({3, 4})}
     rows = {row[0]: row for row in result.rows()}
     assert list(rows)[-3:] == ["seen tasks (3)", "unseen tasks (2)", "all"]
@@ -142,13 +142,15 @@ def test_seen_and_unseen_tasks_stand_apart() -> None:
     assert EvalResult.from_dict(json.loads(json.dumps(result.as_dict()))) == result
     base = over_tasks({0: 9, 1: 9, 2: 9, 3: 5, 4: 5})
     assert "unseen_tasks" not in base.as_dict() and not base.task_groups
-    found = {d.task: d for d in compare("own", result, "base", base).differences if d.measure == "success_at_end"}
-    assert (found["unseen tasks"].gained, found["unseen tasks"].lost, found["unseen tasks"].n) == (0, 4, 20)
-    assert (found["seen tasks"].gained, found["seen tasks"].lost) == (1, 1) and list(found)[-1] == "all"
+    comparison = compare("own", result, "base", base)
+    by_task = {d.task: d for d in comparison.differences if d.measure == "success_at_end"}
+    seen, unseen = by_task["seen tasks"], by_task["unseen tasks"]
+    assert (unseen.gained, unseen.lost, unseen.n, seen.gained, seen.lost) == (0, 4, 20, 1, 1)
+    assert list(by_task)[-1] == "all"
     low, high = tango_interval(0, 4, 20)
-    assert found["unseen tasks"].low < low and found["unseen tasks"].high > high, "one task lost, one did not"
-    assert found["unseen tasks"].p_value is None and found["all"].p_value is not None
-    assert "over seen tasks and unseen tasks clustered by task" in compare("own", result, "base", base).note()
+    assert unseen.low < low and unseen.high > high, "one task lost, one did not"
+    assert unseen.p_value is None and by_task["all"].p_value is not None
+    assert "over seen tasks and unseen tasks clustered by task" in comparison.note()
     unpaired = compare("own", result, "base", base, ["seed 0 and 1"]).differences
     assert "unseen tasks" not in {d.task for d in unpaired} and unpaired[-1].task == "all"
 
@@ -165,8 +167,8 @@ def test_unseen_tasks_alone_have_their_interval_over_tasks() -> None:
 def test_a_group_of_tasks_of_which_some_were_not_played() -> None:
     """All episodes of a task can be dropped, and a baseline may know other tasks."""
     result = over_tasks({0: 9, 1: 10, 2: 8, 3: 1, 4: 5}, unseen=(3, 4))
-    known = tuple(task for task in result.tasks if task.task_id != 3)
-    fewer = replace(result, tasks=known, episodes=tuple(e for e in result.episodes if e.task_id != 3))
+    kept = tuple(task for task in result.tasks if task.task_id != 3)
+    fewer = replace(result, tasks=kept, episodes=tuple(e for e in result.episodes if e.task_id != 3))
     assert fewer.task_groups["unseen tasks"] == {4}
     assert "unseen tasks (1)" in fewer.as_table()
     none = replace(fewer, tasks=fewer.tasks[:3], episodes=tuple(e for e in fewer.episodes if e.task_id < 3))

@@ -28,8 +28,8 @@ EPISODE = ViewedEpisode(
 
 
 def sprites(page: str) -> list[Image.Image]:
-    found = re.findall(r"url\(data:image/(?:png|jpeg);base64,([^)]*)\)", page)
-    return [Image.open(io.BytesIO(base64.b64decode(data))) for data in found]
+    encoded = re.findall(r"url\(data:image/(?:png|jpeg);base64,([^)]*)\)", page)
+    return [Image.open(io.BytesIO(base64.b64decode(data))) for data in encoded]
 
 
 def test_frames_stand_side_by_side_at_their_steps() -> None:

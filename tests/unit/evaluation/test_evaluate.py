@@ -1,4 +1,4 @@
-"""Evaluation: which episodes, which figures, where they go."""
+"""Evaluation: episodes, figures and files."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def run(strategy: Rank, split: SplitConfig | None = None, n: int = 10, seed: int
 
 
 @pytest.mark.parametrize(("edge", "said"), [(1.0, True), (0.5, False)])
-def test_proprio_outside_of_the_statistics_is_said(edge: float, said: bool, capsys: pytest.CaptureFixture) -> None:
+def test_proprio_outside_the_statistics_is_warned_about(edge: float, said: bool, capsys: pytest.CaptureFixture) -> None:
     class Foreign(Played):
         def __init__(self, request: EpisodeRequest):
             super().__init__(request)
@@ -111,7 +111,7 @@ def test_without_a_strategy_this_process_plays_all_held_out_states() -> None:
     assert engine.requests == same.requests and result == reference
 
 
-def test_of_many_tasks_tables_list_what_they_count_under() -> None:
+def test_tables_of_many_tasks_list_categories() -> None:
     kinds = ["view" if number % 3 == 0 else "light" for number in range(102)]
     tasks = [replace(TOY, task_id=i, name=f"t{i}", category=kind) for i, kind in enumerate(kinds)]
     outcomes = [EpisodeOutcome(task.task_id, 0, task.task_id % 2 == 0, True, 5) for task in tasks]
@@ -127,7 +127,7 @@ def test_of_many_tasks_tables_list_what_they_count_under() -> None:
 
 
 def test_shuffled_instructions_are_those_of_other_tasks_or_states() -> None:
-    """Each other one for about as many initial states, whatever the seed; tasks may have one or several."""
+    """Other instructions are equally frequent over initial states, for any seed; tasks may have one or several."""
     push = [task for task in list_tasks("toy_push") if task.task_id != 3]
     heard = Instructions("shuffled", push)
     first = [heard.of(push[0], state) for state in range(300)]
@@ -196,7 +196,7 @@ class ByChance(Engine):
         return samples
 
 
-def test_several_samples_of_a_state_are_counted_as_such() -> None:
+def test_several_samples_per_state_are_clustered() -> None:
     options = {"episodes_per_task": 10, "split": SplitConfig(), "seed": 0, "greedy": False, "samples": 4}
     engine = ByChance()
     result = evaluate(engine, None, TASKS, Rank(), **options)
@@ -267,7 +267,7 @@ def test_samples_that_do_not_fit(policy_folder: Path, capsys: pytest.CaptureFixt
     assert stop.value.code == 2 and "--eval_samples 2: " in capsys.readouterr().err
 
 
-def test_episodes_that_did_not_come_are_counted_and_told() -> None:
+def test_dropped_episodes_are_counted_and_reported() -> None:
     class Losing(Engine):
         def run(self, requests, policy, *, on_episode, **options):
             return super().run(requests[:-3], policy, on_episode=on_episode, **options)
@@ -279,7 +279,7 @@ def test_episodes_that_did_not_come_are_counted_and_told() -> None:
         evaluate(Losing(), None, TASKS, Rank(), episodes_per_task=3, split=SplitConfig(), seed=0)
 
 
-def test_what_a_journal_holds_is_not_played_again() -> None:
+def test_episodes_in_the_journal_are_not_played_again() -> None:
     class Notes:
         def __init__(self, done):
             self.done, self.new = list(done), []

@@ -1,4 +1,4 @@
-"""The model card says what was recorded, and nothing about the machine."""
+"""The model card: recorded facts, without paths and addresses."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_several_suites_have_figures_each(tmp_path: Path) -> None:
     assert [e.metric_value for e in ModelCard(text).data.eval_results] == [15.0, 100.0]
 
 
-def test_without_an_evaluation_of_its_own_the_last_of_the_training_counts(tmp_path: Path) -> None:
+def test_without_an_evaluation_the_last_one_of_the_training_counts(tmp_path: Path) -> None:
     policy = make_run(tmp_path / "ppo")
     text = model_card(read_card_record(policy), "me/toy")
     assert "the evaluation after iteration 8 of the training" in text and "75.0%" in text and "Measured" not in text
@@ -75,7 +75,7 @@ def test_without_an_evaluation_of_its_own_the_last_of_the_training_counts(tmp_pa
     assert "Not evaluated yet" in model_card(read_card_record(other), "me/toy")
 
 
-def test_a_folder_alone_says_what_is_not_known(tmp_path: Path) -> None:
+def test_a_card_without_records_states_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"type": "smolvla"}')
     text = model_card(read_card_record(tmp_path), "me/toy")
     for words in (

@@ -1,4 +1,4 @@
-"""The report page: what it shows, that it needs nothing else, and that a browser renders it at a phone's width."""
+"""The report page: contents, self-containment, and rendering at a phone's width."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def report(run_folder: Path, tmp_path: Path) -> Path:
     return write_report(tmp_path / "report", EvaluationReport.of({"toy_reach": SuiteEvaluation.of(own, [base])}))
 
 
-def test_everything_is_on_the_page_and_nothing_elsewhere(report: Path) -> None:
+def test_the_page_is_self_contained(report: Path) -> None:
     assert [p.name for p in report.parent.iterdir()] == ["report.html"]
     text = report.read_text()
     for word in (
@@ -183,13 +183,13 @@ def test_a_policy_without_a_run_has_no_curves(tmp_path: Path) -> None:
     assert learning_charts([]) == []
 
 
-def test_what_a_source_counts_is_no_reward() -> None:
+def test_counters_of_a_source_are_not_rewards() -> None:
     names = ("total", "success", "success_regressions", "rm", "rm_progress", "rm_model", "own", "own_calls")
     records = [{"step": 1, "rollout/success_at_end": 0.5} | {f"reward/{name}": 1.0 for name in names}]
     assert _reward_sources(records) == ["total", "own", "rm", "rm_model", "success"]
 
 
-def test_a_source_that_is_all_of_the_total_has_no_curve_of_its_own() -> None:
+def test_a_source_equal_to_the_total_has_no_separate_curve() -> None:
     records = [
         {"step": i, "rollout/success_at_end": 0.5, "total/episodes": 8.0 * i}
         | {"reward/total": 0.1 * i, "reward/success": 0.1 * i, "reward/own": 0.0}
@@ -203,7 +203,7 @@ def test_a_source_that_is_all_of_the_total_has_no_curve_of_its_own() -> None:
     assert list(_reward_series(records)) == ["total", "success"]
 
 
-def test_curves_are_reproducible_and_show_what_there_is() -> None:
+def test_curves_are_reproducible_and_skip_missing_scalars() -> None:
     records = [{"step": 1, "rollout/success_at_end": 0.5, "total/episodes": 8.0, "actor/entropy": 1.0}]
     first, second = learning_charts(records), learning_charts(records)
     assert [c.title for c in first] == ["success at end", "entropy of the policy"] and first == second
@@ -284,9 +284,9 @@ def test_a_browser_renders_it(report: Path, tmp_path: Path, width: int) -> None:
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--disable-dev-shm-usage"]
     command = [BROWSER, *flags, f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=20000", "--dump-dom"]
     done = subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=120)
-    found = re.search(r'<p id="out">(\{.*?\})</p>', done.stdout)
-    assert found, done.stdout[-500:] + done.stderr[-500:]
-    measured = json.loads(found[1])
+    match = re.search(r'<p id="out">(\{.*?\})</p>', done.stdout)
+    assert match, done.stdout[-500:] + done.stderr[-500:]
+    measured = json.loads(match[1])
     assert measured["scroll"] <= width, "the page can be moved sideways"
     assert measured["smallest"] > 100 and measured["widest"] <= width and measured["height"] > 1000
     pytest.importorskip("av", reason="the video of this test was not made: needs PyAV, the extra rlvla[video]")

@@ -78,8 +78,8 @@ def test_starts_from_more_and_from_less_are_not_pooled() -> None:
 def test_flags_of_the_machine_tell_no_groups_apart() -> None:
     workers = {f.name for f in fields(WorkerConfig)}
     assert workers <= _WITHOUT_EFFECT and {"env_python", "zero_stage", "live"} <= _WITHOUT_EFFECT
-    known = {f.name for kind in PPORun.kinds().values() for f in fields(kind)}
-    assert known >= _WITHOUT_EFFECT, "each is a flag"
+    flags = {f.name for kind in PPORun.kinds().values() for f in fields(kind)}
+    assert flags >= _WITHOUT_EFFECT, "each is a flag"
     assert len(grouped([run("a", env_python="python3"), run("b", seed=1, ray_address="auto")])) == 1
 
 
@@ -178,7 +178,7 @@ def test_words_may_stand_before_and_behind_flags(folders: Path, tmp_path: Path, 
     assert len(json.loads((tmp_path / "out" / "compare_runs.json").read_text())["groups"][0]["runs"]) == 2
 
 
-def test_what_is_no_run_is_named(folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_folders_without_runs_are_named(folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     (folders / "b" / "config.yaml").write_text("- 1\n")
     with pytest.raises(ConfigError) as refused:
         read_runs([str(tmp_path / "none"), str(folders / "b"), str(folders / "a")])

@@ -96,37 +96,37 @@ def test_an_interval_of_pairs_leaves_out_0_where_mcnemars_score_test_rejects() -
 
 
 @pytest.mark.parametrize("n", [10, 20, 40])
-def test_intervals_of_pairs_cover_what_they_promise(n: int) -> None:
+def test_paired_intervals_have_nominal_coverage(n: int) -> None:
     """Exactly, over all tables of n pairs; the percentile bootstrap covers 85 % in one of these cases."""
     tables = [(gained, lost) for gained in range(n + 1) for lost in range(n + 1 - gained)]
     ends = np.array([tango_interval(gained, lost, n) for gained, lost in tables])
     counts = np.array([(gained, lost, n - gained - lost) for gained, lost in tables])
-    found = []
+    coverage = []
     for gain in np.arange(0, 1.01, 0.1):
         for loss in [0.02, *np.arange(0, 1.01 - gain, 0.1)]:
             if gain + loss > 1:
                 continue
             chances = multinomial.pmf(counts, n, [gain, loss, max(0.0, 1 - gain - loss)])
             inside = (ends[:, 0] <= gain - loss + 1e-9) & (gain - loss <= ends[:, 1] + 1e-9)
-            found.append(chances[inside].sum())
-    assert min(found) > 0.92 and np.mean(found) > 0.95
+            coverage.append(chances[inside].sum())
+    assert min(coverage) > 0.92 and np.mean(coverage) > 0.95
 
 
-def test_joined_intervals_of_pairs_cover_what_they_promise() -> None:
+def test_combined_paired_intervals_have_nominal_coverage() -> None:
     """The mean over suites that differ in size and difficulty."""
     rng = np.random.default_rng(0)
     suites = [(20, 0.1, 0.02), (20, 0.6, 0.0), (50, 0.02, 0.0), (50, 0.3, 0.1)]
     true = sum(gain - loss for _, gain, loss in suites) / len(suites)
     draws = [rng.multinomial(n, [gain, loss, 1 - gain - loss], size=500) for n, gain, loss in suites]
-    known: dict[tuple[int, int, int], tuple[float, float]] = {}
+    intervals: dict[tuple[int, int, int], tuple[float, float]] = {}
     covered = 0
     for tables in zip(*draws):
-        parts = []
+        estimates = []
         for gained, lost, equal in (map(int, table) for table in tables):
             n = gained + lost + equal
-            low, high = known.setdefault((gained, lost, n), tango_interval(gained, lost, n))
-            parts.append(((gained - lost) / n, low, high))
-        _, low, high = mean_interval(parts)
+            low, high = intervals.setdefault((gained, lost, n), tango_interval(gained, lost, n))
+            estimates.append(((gained - lost) / n, low, high))
+        _, low, high = mean_interval(estimates)
         covered += low <= true <= high
     assert 0.935 < covered / 500 < 0.99
 
@@ -161,7 +161,7 @@ def test_published_differences(a: int, m: int, b: int, n: int, low: float, high:
     assert newcombe_interval(a, m, b, n) == pytest.approx((low, high), abs=5e-5)
 
 
-def test_nothing_to_compare_is_an_error() -> None:
+def test_invalid_counts_of_pairs_are_errors() -> None:
     with pytest.raises(ValueError, match="pair"):
         paired_bootstrap([])
     with pytest.raises(ValueError, match="pair"):
@@ -234,7 +234,7 @@ def test_clustered_intervals_cover_the_rate() -> None:
 
 
 @pytest.mark.parametrize("clusters", [[], [(1, 0)], [(3, 2)], [(-1, 2)]])
-def test_clusters_that_are_none(clusters: list[tuple[int, int]]) -> None:
+def test_invalid_clusters(clusters: list[tuple[int, int]]) -> None:
     with pytest.raises(ValueError, match="clusters"):
         clustered_interval(clusters)
 
@@ -255,7 +255,7 @@ def test_pairs_of_the_same_outcome_in_a_cluster_count_once() -> None:
 
 
 def test_clustered_intervals_of_pairs_cover_the_difference() -> None:
-    """25 states, three runs from each; what a state makes of the policies differs much: the naive one covers less."""
+    """25 states, three runs from each; states affect the policies very differently: the naive interval covers less."""
     rng, hits, naive = np.random.default_rng(0), 0, 0
     shares = np.array([0.6, 0.2, 1.0])  # of Dirichlet's distribution: gained, lost, equal
     true = (shares[0] - shares[1]) / shares.sum()
@@ -270,7 +270,7 @@ def test_clustered_intervals_of_pairs_cover_the_difference() -> None:
 
 
 @pytest.mark.parametrize("clusters", [[], [(0, 0, 0)], [(2, 2, 3)], [(-1, 0, 2)]])
-def test_clusters_of_pairs_that_are_none(clusters: list[tuple[int, int, int]]) -> None:
+def test_invalid_clusters_of_pairs(clusters: list[tuple[int, int, int]]) -> None:
     with pytest.raises(ValueError, match="clusters"):
         clustered_tango_interval(clusters)
 
