@@ -17,7 +17,7 @@ from rlvla.models.action_heads import GaussianHead, TokenHead, missing_of
 from rlvla.models.config import ActorConfig
 from rlvla.models.distributions import AutoregressiveTokens
 from rlvla.models.families import check_checkpoint, type_of
-from rlvla.models.lora import MergedWeights, StartParts, add_adapters, lora_layers, save_adapter
+from rlvla.models.lora import InitialModules, MergedWeights, add_adapters, lora_layers, save_adapter
 from rlvla.models.network_policy import NetworkPolicy
 from rlvla.models.policy import PolicySpec
 from rlvla.models.value_models import scalar_head
@@ -50,10 +50,10 @@ class Actor(NetworkPolicy):
         self.inputs = inputs
         self.config = config or ActorConfig()
         vla.configure(self.config)
-        self._start_head: StartParts | None = None
+        self._start_head: InitialModules | None = None
         if self.config.lora_rank:
             if vla.action_head is not None:
-                self._start_head = StartParts(vla, ("action_head", "action_std"))
+                self._start_head = InitialModules(vla, ("action_head", "action_std"))
             targets = lora_layers(vla, self.config.lora_targets, vision=not self.config.freeze_vision_backbone)
             vla = add_adapters(vla, targets, self.config.lora_rank, self.config.lora_alpha, self.config.lora_dropout)
         self.vla = vla

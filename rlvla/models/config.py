@@ -13,25 +13,25 @@ from rlvla.models.vla.choices import ACTION_STD_KINDS, ATTENTION_IMPLEMENTATIONS
 from rlvla.utils.cli.flags import arg
 
 VARIANT_HELP = (
-    "how the checkpoint decodes actions: oft (a chunk of tokens at once), autoregressive (one action, token by token), "
-    "oft_regression (a chunk of continuous actions from OFT's regression head); known from its files where possible"
+    "action decoding of the checkpoint: oft (a chunk of tokens at once), autoregressive (one action, token by token), "
+    "oft_regression (a chunk of continuous actions from OFT's regression head); detected from its files if possible"
 )
 ACTION_STD_HELP = (
-    "standard deviation around a regression head's actions: learned (a parameter per dimension), features (from the "
-    "hidden states as well) or fixed (default: the checkpoint's, else learned)"
+    "standard deviation around a regression head's actions: learned (a parameter per dimension), features (also from "
+    "the hidden states) or fixed (default: the checkpoint's, else learned)"
 )
 ACTION_STD_INIT_HELP = (
     "start with this standard deviation of a regression head's actions, in [-1, 1] (default: the checkpoint's, else "
     "0.1)"
 )
 CAMERA_MAP_HELP = (
-    "which image feature of a LeRobot policy each camera of the environment is, e.g. "
-    "agentview=observation.images.image (default: the checkpoint's, else features named like cameras)"
+    "image feature of a LeRobot policy for each camera, e.g. agentview=observation.images.image (default: the "
+    "checkpoint's, else features named like cameras)"
 )
 PLATFORM_HELP = (
-    "what a public checkpoint was trained for: sets chunk, action dimensions, normalisation, LIBERO's image treatment "
-    "and gripper where its config.json is silent; libero turns the images for a LeRobot policy (default: config.json "
-    "tells all)"
+    "platform of a public checkpoint: sets chunk, action dimensions, normalisation, LIBERO's image preprocessing and "
+    "gripper where config.json has no value; libero rotates the images for a LeRobot policy (default: config.json is "
+    "complete)"
 )
 
 
@@ -53,19 +53,17 @@ class ActorConfig:
     )
     lora_targets: tuple[str, ...] = arg(
         ("language",),
-        "what gets adapters: language (every linear layer of the language model, and of a LeRobot policy's expert), "
-        "expert, all-linear (those of towers and projectors too), or names of layers such as q_proj v_proj",
+        "layers with adapters: language (every linear layer of the language model, and of a LeRobot policy's expert), "
+        "expert, all-linear (also towers and projectors), or names of layers such as q_proj v_proj",
         nargs="+",
         metavar="NAME",
         aliases=("target_modules", "lora_target_modules"),
     )
-    freeze_vision_backbone: bool = arg(
-        False, "train neither the vision towers, those of a critic included, nor adapters on them"
-    )
+    freeze_vision_backbone: bool = arg(False, "freeze the vision towers, also of a critic, and add no adapters to them")
     train_expert_only: bool | None = arg(
         None,
-        "a LeRobot policy: train the action expert and leave the vision-language model as it is (default: yes in "
-        "reinforcement learning, else the checkpoint's)",
+        "a LeRobot policy: train the action expert and freeze the vision-language model (default: yes in reinforcement "
+        "learning, else the checkpoint's)",
     )
     gradient_checkpointing: bool = arg(
         False,
@@ -122,14 +120,14 @@ class PolicyConfig:
     )
     critic_features: str | None = arg(
         None,
-        "what the critic of a LeRobot policy reads: expert (its output for each action, where denoising starts) or "
-        "prefix (the mean of what the expert attends to) (default: the checkpoint's, else expert)",
+        "features of a LeRobot policy's critic: expert (its output for each action at the start of denoising) or "
+        "prefix (mean of the tokens that the expert attends to) (default: the checkpoint's, else expert)",
         choices=CRITIC_FEATURES,
         of=("policy", "LeRobot"),
     )
     flow_method: str | None = arg(
         None,
-        "noise of a flow policy's denoising steps: sde (keeps what the ODE samples), cps (adds less noise than it "
+        "noise of a flow policy's denoising steps: sde (keeps the ODE's distribution), cps (adds less noise than it "
         "removes), noise (a learned standard deviation) or ode (none; training needs --policy_loss fpo) (default: the "
         "checkpoint's, else sde)",
         choices=FLOW_METHODS,

@@ -14,7 +14,7 @@ _NUMBERS = ("mean", "std", "min", "max", "q01", "q99")
 
 
 def resolve_statistics_key(statistics: dict[str, Any], suite: str | None) -> str:
-    """Key of the statistics to use: the suite's name, else `{suite}_no_noops`; optional if there is only one key.
+    """Key of the statistics: the suite's name, else `{suite}_no_noops`; with None the only key.
 
     Raises:
         ConfigError: the key is missing or ambiguous; the message lists the keys.
@@ -35,9 +35,9 @@ def resolve_statistics_key(statistics: dict[str, Any], suite: str | None) -> str
 
 
 def statistics_problems(statistics: Any, dims: Mapping[str, int]) -> list[str]:
-    """What is wrong with the content of the file; arguments as in `entry_problems`, for all datasets in it."""
+    """Problems of the whole file; `dims` as in `entry_problems`, for all datasets."""
     if not isinstance(statistics, dict) or not statistics:
-        return ["holds no statistics: a JSON object with an entry for each dataset is needed"]
+        return ["has no statistics; a JSON object with an entry for each dataset is needed"]
     problems = []
     for key, entry in statistics.items():
         texts = entry_problems(entry, dims)
@@ -49,20 +49,20 @@ def statistics_problems(statistics: Any, dims: Mapping[str, int]) -> list[str]:
 
 
 def value_problems(statistics: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the values of all datasets in the file, whatever their numbers of dimensions."""
+    """Invalid values of all datasets in the file, for any number of dimensions."""
     problems = []
     for key, entry in statistics.items():
         for part in ("action", "proprio"):
             values = entry.get(part) if isinstance(entry, dict) else None
-            held = values if isinstance(values, dict) else {}
-            lengths = [len(numbers) for numbers in held.values() if isinstance(numbers, list)]
+            lists = values.values() if isinstance(values, dict) else ()
+            lengths = [len(numbers) for numbers in lists if isinstance(numbers, list)]
             if lengths:
                 problems += [f"{key!r}: {text}" for text in entry_problems(entry, {part: lengths[0]})]
     return problems
 
 
 def entry_problems(entry: Any, dims: Mapping[str, int]) -> list[str]:
-    """What is wrong with the statistics of one dataset; each text names the key and the value.
+    """Problems of the statistics of one dataset, with key and value.
 
     Args:
         entry: the entry of the dataset.
@@ -91,9 +91,9 @@ def entry_problems(entry: Any, dims: Mapping[str, int]) -> list[str]:
 
 
 def _problem(key: str, values: Any, size: int) -> str | None:
-    wanted, words = ((bool, int), "true or false") if key == "mask" else ((int, float), "finite numbers")
-    if not isinstance(values, (list, tuple)) or not all(isinstance(value, wanted) for value in values):
-        return f"is {_shown(values)}; expected {size} times {words}"
+    types, title = ((bool, int), "true or false") if key == "mask" else ((int, float), "finite numbers")
+    if not isinstance(values, (list, tuple)) or not all(isinstance(value, types) for value in values):
+        return f"is {_shown(values)}; expected {size} times {title}"
     if len(values) != size:
         return f"has {len(values)} dimensions, expected {size}"
     if key == "mask":

@@ -1,7 +1,6 @@
-"""Policy families, by the `model_type` (or `type`) in a checkpoint's config.json.
+"""Policy families, registered under the `model_type` (or `type`) in a checkpoint's config.json.
 
-A family knows everything about its checkpoints that the rest of rlvla needs: whether a folder is complete, the spec of
-its policy, how its networks are loaded and how long their sequences are.
+A family checks checkpoint folders and gives the spec of their policies, the loaded networks, and sequence lengths.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Sketch(Protocol):
 class Checkpoint:
     """A checkpoint folder whose files have been checked but whose weights have not been read.
 
-    Defaults: no adapters, no critic, no reward model, no warnings.
+    By default there are no adapters, no critic and no reward model.
 
     Attributes:
         folder: its path.
@@ -90,14 +89,11 @@ class Checkpoint:
         raise ConfigError(f"{self.folder}: {type_of(self.folder)} policies have no reward model")
 
     def facts(self) -> dict[str, Any]:
-        """What a description of the folder says besides the spec: title -> value."""
+        """Facts for a description of the folder besides the spec, title -> value."""
         return {}
 
     def preparation_differences(self, other: Checkpoint) -> list[str]:
-        """How the two differ in preparing observations (`RolloutPolicy.prepare`), in words; empty if they agree.
-
-        All networks of a run read observations prepared by the policy.
-        """
+        """Settings in which the two prepare observations differently; the networks of a run share prepared ones."""
         return []
 
     def option_problems(self, config: ActorConfig) -> list[Problem]:
@@ -109,17 +105,17 @@ class Checkpoint:
         return problems
 
     def check_decisions(self, policy: Policy, batch: Experience) -> None:
-        """Raise ConfigError if its decisions on real observations show that training cannot start from this policy."""
+        """Raise ConfigError if decisions on real observations show that the policy cannot be trained."""
 
     def refitted(self, target: Path | None, facts: Any) -> list[Problem]:
         """Write a policy with the same weights for other cameras, states and actions.
 
         Args:
             target: the folder to write; None: only check. Nothing is written if there are problems.
-            facts: what the policy must fit, see `rlvla.models.lerobot.new.NewPolicyFacts`.
+            facts: the cameras, states and actions, see `rlvla.models.lerobot.new.NewPolicyFacts`.
 
         Returns:
-            Why the weights cannot be used for it.
+            Reasons why the weights cannot be used.
         """
         text = f"--fit_to_demos: {type_of(self.folder)} policies are made for their cameras, states and actions"
         return [Problem("fit_to_demos", "mismatch", f"{text}; leave it out")]
@@ -133,7 +129,7 @@ class Checkpoint:
         """
 
     def row_shape(self, instructions: Sequence[str], num_images: int) -> RowShape:
-        """Size of the longest of these decisions."""
+        """Size of the longest decision."""
         return RowShape(num_images, 0)
 
     def row_tokens(self, instructions: Sequence[str], num_images: int) -> list[int]:
@@ -154,8 +150,8 @@ class Checkpoint:
         return None
 
 
-class PolicyFamily(Protocol):
-    """Operations on a checkpoint folder before its network is loaded. Subclass it to get the defaults."""
+class PolicyFamily:
+    """Operations on a checkpoint folder before its network is loaded."""
 
     def check(
         self, folder: Path, *, unnorm_key: str | None, suite: str | None, overrides: Mapping[str, Any]
@@ -171,35 +167,35 @@ class PolicyFamily(Protocol):
         Raises:
             ConfigError: lists everything that is missing or inconsistent.
         """
-        ...
+        raise NotImplementedError
 
     def overrides(self, folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The command-line settings that override those of the folder.
+        """Command-line settings that override config.json.
 
         Args:
             folder: the checkpoint.
-            settings: values by name: `SETTINGS`, `action_chunk_len`, `cameras`, those of the environment, and
-                `ASKED_SCORES`, what the run trains on; families that do not have it leave it out, and are refused.
+            settings: values by name: `SETTINGS`, `action_chunk_len`, `cameras` of the environment, and `ASKED_SCORES`,
+                the `PolicySpec.scores` that the run needs.
 
         Raises:
             ConfigError: a setting that this family does not support.
         """
-        given = [name for name in SETTINGS if settings.get(name) not in (None, ())]
-        if given:
-            names = ", ".join(f"--{name}" for name in given)
+        unsupported = [name for name in SETTINGS if settings.get(name) not in (None, ())]
+        if unsupported:
+            names = ", ".join(f"--{name}" for name in unsupported)
             raise ConfigError(f"{folder}: {names} means nothing for {type_of(folder)} policies; leave it out")
         return {}
 
     def reinforced(self, config: ActorConfig) -> ActorConfig:
-        """What reinforcement learning trains of a policy; supervised training takes the options as they are."""
+        """Options for reinforcement learning; supervised training uses them unchanged."""
         return config
 
     def warnings(self, folder: Path, checkpoint: Checkpoint | None) -> list[str]:
-        """Why a loadable folder is no starting point for RL; `checkpoint` is None if it failed its check."""
+        """Reasons why RL cannot start from a loadable folder; `checkpoint` is None if it failed its check."""
         return []
 
 
-# Type in config.json -> module that registers it; imported when first needed.
+# Type in config.json -> module that registers it, imported on first use.
 _HOMES = {
     "openvla": "rlvla.models.vla.family",
     "compact": "rlvla.models.compact.family",
@@ -213,7 +209,7 @@ _families: dict[str, PolicyFamily] = {}
 
 
 def register_policy_family(name: str, family: PolicyFamily) -> None:
-    """Register a family under the `model_type` of its checkpoints; a module loaded twice replaces its earlier entry.
+    """Register a family under the `model_type` of its checkpoints; loading a module again replaces its family.
 
     Raises:
         ValueError: the name is empty or taken by another family.
@@ -243,8 +239,8 @@ def family_of(folder: str | Path) -> PolicyFamily:
         importlib.import_module(_HOMES[name])
     if name not in _families:
         raise ConfigError(
-            f"{Path(folder) / CONFIG_FILE}: model_type is {name!r}; known are {', '.join(policy_families())}. A family "
-            "of your own is loaded with --custom_module"
+            f"{Path(folder) / CONFIG_FILE}: model_type is {name!r}; known are {', '.join(policy_families())}. Load a "
+            "custom family with --custom_module"
         )
     return _families[name]
 
@@ -263,12 +259,12 @@ def check_checkpoint(
 def checkpoint_overrides(
     folder: str | Path, settings: Any, cameras: Sequence[str] = (), scores: str | None = None
 ) -> dict[str, Any]:
-    """Command-line settings that override or complete those of a checkpoint.
+    """Command-line settings that override config.json, see `PolicyFamily.overrides`.
 
     Args:
         folder: the checkpoint.
         settings: an object with (some of) the fields of `PolicyConfig`.
-        cameras: those of the environment, in its order; (): not known.
+        cameras: of the environment, in its order; (): unknown.
         scores: the `PolicySpec.scores` that the run needs; None: any.
 
     Raises:
@@ -281,7 +277,7 @@ def checkpoint_overrides(
 
 
 def expert_problems(config: ActorConfig, kind: str) -> list[Problem]:
-    """The option of policies with an action expert, given for a policy of a kind that has none."""
+    """Problem of --train_expert_only for a kind of policy without an action expert."""
     if config.train_expert_only is None:
         return []
     return [
@@ -290,7 +286,7 @@ def expert_problems(config: ActorConfig, kind: str) -> list[Problem]:
 
 
 def start_warnings(folder: str | Path, checkpoint: Checkpoint | None) -> list[str]:
-    """See `PolicyFamily.warnings`; empty for a folder of unknown family, which is reported as an error elsewhere."""
+    """See `PolicyFamily.warnings`; empty for a folder of unknown family, an error of its own."""
     try:
         family = family_of(folder)
     except ConfigError:
@@ -311,5 +307,5 @@ def type_of(folder: str | Path) -> str:
 
 
 def _origin(family: PolicyFamily) -> tuple[str, str]:
-    """Source file and class: a file both imported and loaded by path becomes two modules."""
+    """Source file and class, since a file both imported and loaded by path becomes two modules."""
     return inspect.getfile(type(family).check), type(family).__qualname__

@@ -37,7 +37,7 @@ class Description:
         path: the folder.
         facts: title -> value, in display order.
         problems: why the folder cannot be loaded; empty if it can.
-        warnings: why a loadable folder is no starting point for reinforcement learning on tokens.
+        warnings: reasons why RL on tokens cannot start from a loadable folder.
     """
 
     path: Path
@@ -76,19 +76,18 @@ def describe(path: str | Path, **overrides: Any) -> Description:
     try:
         if type_of(folder) in set(policy_families()) - {OpenVLAConfig.model_type}:
             return _of_another_family(described, overrides)
-        raw = read_config(folder)
-        found = find_tensors(folder)
-        config, reason = complete_config(folder, raw, found, overrides)
-        complete_tensors(folder, config, found, overrides)
+        raw, tensors = read_config(folder), find_tensors(folder)
+        config, reason = complete_config(folder, raw, tensors, overrides)
+        complete_tensors(folder, config, tensors, overrides)
     except ConfigError as error:
         described.problems += map(str, error.problems)
         return described
-    described.facts = _facts(folder, config, reason, found)
+    described.facts = _facts(folder, config, reason, tensors)
     with torch.device("meta"):
         expected = shapes_of(OpenVLAForActionPrediction(config).state_dict())
     for check in (
-        lambda: check_tensors(str(folder), expected, found.shapes),
-        lambda: check_finite(folder, found),
+        lambda: check_tensors(str(folder), expected, tensors.shapes),
+        lambda: check_finite(folder, tensors),
         lambda: load_tokenizer(folder),
     ):
         try:
@@ -109,7 +108,7 @@ def describe(path: str | Path, **overrides: Any) -> Description:
 
 
 def _of_another_family(described: Description, overrides: Mapping[str, Any]) -> Description:
-    """What the family of the folder and its `PolicySpec` say; ConfigError if it cannot be loaded."""
+    """Facts from the family and its `PolicySpec`; ConfigError if the folder cannot be loaded."""
     folder = described.path
     checkpoint = check_checkpoint(folder, overrides=checkpoint_overrides(folder, SimpleNamespace(**overrides)))
     spec = checkpoint.spec
@@ -128,26 +127,24 @@ def _of_another_family(described: Description, overrides: Mapping[str, Any]) -> 
 
 
 def head_warnings(folder: Path) -> list[str]:
-    """Warn of a regression head next to the weights: such a policy was never trained to emit action tokens."""
-    heads = action_heads(folder)
-    if not heads:
-        return []
+    """Warning of a regression head next to the weights: the policy was not trained to emit action tokens."""
     return [
-        f"{folder} holds {heads[0].name}: its actions come from that regression head, and its action tokens mean "
+        f"{folder} holds {path.name}: its actions come from that regression head, and its action tokens mean "
         "nothing (about 0 % success). Train that head (--model_variant oft_regression), or fine-tune on tokens first "
         "(cli/train_sft_vla.py)"
+        for path in action_heads(folder)[:1]
     ]
 
 
-def _facts(folder: Path, config: OpenVLAConfig, reason: str, found: FolderTensors) -> dict[str, Any]:
+def _facts(folder: Path, config: OpenVLAConfig, reason: str, tensors: FolderTensors) -> dict[str, Any]:
     towers = config.tower_configs()
     text = config.text_config
     adapter = adapter_folder(folder)
-    parameters = sum(math.prod(shape) for shape in found.shapes.values())
+    parameters = sum(math.prod(shape) for shape in tensors.shapes.values())
     facts = {
         "variant": f"{config.model_variant} ({reason})",
         "parameters": f"{parameters:,}",
-        "files": ", ".join(sorted({stored.path.name for stored in found.tensors.values()})),
+        "files": ", ".join(sorted({stored.path.name for stored in tensors.tensors.values()})),
         "vision": f"{config.image_size} px, {towers[0].num_patches} patches per image, towers "
         + " and ".join(f"{tower.embed_dim} x {tower.depth}" for tower in towers)
         + (", FiLM" if config.use_film else ""),
@@ -164,7 +161,7 @@ def _facts(folder: Path, config: OpenVLAConfig, reason: str, found: FolderTensor
         facts["standard deviation"] = f"{config.action_std}, {config.action_std_init} at first"
     if adapter is not None:
         facts["adapter"] = (
-            f"{adapter.name} on {lineage(folder)[1]}, {len(found.adapters)} layers, merged when loaded; --lora_rank "
+            f"{adapter.name} on {lineage(folder)[1]}, {len(tensors.adapters)} layers, merged when loaded; --lora_rank "
             "trains new adapters"
         )
     return facts

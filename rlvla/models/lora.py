@@ -1,4 +1,4 @@
-"""LoRA adapters on a policy (Hu et al. 2021, arXiv 2106.09685): which layers get them, merging and saving."""
+"""LoRA adapters on an OpenVLA policy (Hu et al. 2021, arXiv 2106.09685): selecting layers, merging and saving."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def lora_layers(vla: OpenVLAForActionPrediction, targets: Sequence[str], *, visi
         else:
             matching = [name for name in linear if f".{name}".endswith(f".{target}")]
         if not matching:
-            known = sorted({name.rsplit(".", 1)[-1] for name in linear})
-            problems.append(f"--lora_targets {target} names no layer; use {LANGUAGE}, {ALL_LINEAR} or some of {known}")
+            names = sorted({name.rsplit(".", 1)[-1] for name in linear})
+            problems.append(f"--lora_targets {target} names no layer; use {LANGUAGE}, {ALL_LINEAR} or some of {names}")
         chosen |= dict.fromkeys(matching)
     if problems:
         raise ConfigError(problems)
@@ -77,20 +77,18 @@ def _unused(vla: OpenVLAForActionPrediction, name: str) -> bool:
 def add_adapters(
     vla: OpenVLAForActionPrediction, layers: Sequence[str], rank: int, alpha: int, dropout: float = 0.0
 ) -> Any:
-    """Wrap `vla` in a peft model that trains only adapters on `layers`; at first they do not change the output.
+    """Wrap `vla` in a peft model that trains adapters on `layers`, and a regression head and its deviation in full.
 
-    Dropout applies to the inputs of the adapters in training mode only.
-
-    A regression head and its standard deviation are small compared with the model and are trained in full.
+    At first the adapters do not change the output. In training mode `dropout` applies to their inputs.
     """
     peft = require("peft", extra="all")
-    wanted = "|".join(re.escape(name) for name in layers)  # full names: "proj" alone would also match "q_proj"
+    targets = "|".join(re.escape(name) for name in layers)  # full names: "proj" alone would also match "q_proj"
     adapted = peft.get_peft_model(
-        vla, peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=f"({wanted})")
+        vla, peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=f"({targets})")
     )
-    for part in (vla.action_head, vla.action_std):
-        if part is not None:
-            part.requires_grad_(True)
+    for module in (vla.action_head, vla.action_std):
+        if module is not None:
+            module.requires_grad_(True)
     adapted.peft_config["default"].base_model_name_or_path = vla.folder.source if vla.folder else None
     return adapted
 
@@ -133,10 +131,7 @@ class MergedWeights(Mapping[str, Tensor]):
 
 
 def save_adapter(folder: Path, state: Mapping[str, Tensor], config: Any) -> None:
-    """Save only the adapters of a peft state dict, in the format that peft and this package read.
-
-    Only fields known to every version of peft are written, since older ones refuse unknown fields.
-    """
+    """Save the adapters of a peft state dict in peft's format, with the fields known to every version of peft."""
     folder.mkdir(parents=True, exist_ok=True)
     adapters = {
         name.replace(".default.weight", ".weight"): tensor.detach().cpu().contiguous()
@@ -149,27 +144,27 @@ def save_adapter(folder: Path, state: Mapping[str, Tensor], config: Any) -> None
     write_atomic(folder / ADAPTER_CONFIG_FILE, text.encode())
 
 
-class StartParts:
-    """Frozen copies of parts that are trained in full beside adapters, such as a regression head.
+class InitialModules:
+    """Frozen copies of small modules that are trained in full beside adapters, e.g. a regression head.
 
-    They stay outside the module tree and are replicated on every rank, being small compared with the model.
+    They stay outside the module tree and are replicated on every rank.
 
     Args:
-        model: has the parts as attributes.
-        names: of the parts.
+        model: has the modules as attributes.
+        names: of the attributes.
     """
 
     def __init__(self, model: nn.Module, names: Sequence[str]):
-        self._parts = {name: copy.deepcopy(getattr(model, name)).requires_grad_(False) for name in names}
+        self._copies = {name: copy.deepcopy(getattr(model, name)).requires_grad_(False) for name in names}
 
     @contextmanager
     def in_place_of(self, model: nn.Module) -> Iterator[None]:
-        """Within the block, the model uses the copies."""
-        trained, like = {name: getattr(model, name) for name in self._parts}, next(model.parameters())
+        """Context in which the model uses the copies."""
+        trained, like = {name: getattr(model, name) for name in self._copies}, next(model.parameters())
         try:
-            for name, part in self._parts.items():
-                setattr(model, name, part.to(device=like.device, dtype=like.dtype))
+            for name, module in self._copies.items():
+                setattr(model, name, module.to(device=like.device, dtype=like.dtype))
             yield
         finally:
-            for name, part in trained.items():
-                setattr(model, name, part)
+            for name, module in trained.items():
+                setattr(model, name, module)

@@ -20,42 +20,33 @@ from rlvla.models.policy import RolloutPolicy
 
 
 class StoredSizes(Protocol):
-    """Sizes of a decision in the replay buffer, read by policy and critics together."""
+    """Sizes of a decision in the replay buffer, for policy and critics together.
 
-    @property
-    def action_chunk_len(self) -> int:
-        """A, actions per decision."""
-        ...
+    Attributes:
+        action_chunk_len: A, actions per decision.
+        action_width: E, numbers of a stored decision.
+        proprio_dim: P; 0: no proprio.
+        num_images_in_input: N, cameras; 0: no images.
+        image_size: side of the square images in pixels.
+        text_width: 0: instructions are not read.
+        goals: G, goals whose one-hot vectors follow the proprio; 0: none.
+    """
 
+    # ruff: noqa: D102
     @property
-    def action_width(self) -> int:
-        """E, numbers of a stored decision."""
-        ...
-
+    def action_chunk_len(self) -> int: ...
     @property
-    def proprio_dim(self) -> int:
-        """P; 0: no proprio."""
-        ...
-
+    def action_width(self) -> int: ...
     @property
-    def num_images_in_input(self) -> int:
-        """N, cameras; 0: no images."""
-        ...
-
+    def proprio_dim(self) -> int: ...
     @property
-    def image_size(self) -> int:
-        """Side of the square images in pixels."""
-        ...
-
+    def num_images_in_input(self) -> int: ...
     @property
-    def text_width(self) -> int:
-        """0: instructions are not read."""
-        ...
-
+    def image_size(self) -> int: ...
     @property
-    def goals(self) -> int:
-        """G, goals whose one-hot vectors follow the proprio; 0: none."""
-        ...
+    def text_width(self) -> int: ...
+    @property
+    def goals(self) -> int: ...
 
 
 @runtime_checkable
@@ -94,8 +85,8 @@ class SACCritic(Protocol):
 class SACPolicy(RolloutPolicy, Protocol):
     """A policy pi(k | s) pi(x | s, k) over primitives k with parameters x in [-1, 1]; it must also be an `nn.Module`.
 
-    Without primitives n is 1 and there is no choice. Policy and critics read the same stored observations; critics may
-    read more proprio and no images (asymmetric actor-critic). The trace of a decision is `action` [E].
+    Without primitives n is 1 and k is fixed. Policy and critics read the same stored observations; critics may read
+    more proprio and no images (asymmetric actor-critic). The trace of a decision is `action` [E].
 
     Attributes:
         random_actions: sampled decisions ignore the network (exploration at the start of a run); greedy ones do not.

@@ -86,20 +86,20 @@ def stored_head_problems(folder: Path) -> list[Problem]:
     return problems
 
 
-def check_finite(folder: Path, found: FolderTensors) -> None:
+def check_finite(folder: Path, tensors: FolderTensors) -> None:
     """Check the tensors of a folder, and critic and reward heads next to them.
 
     Raises:
         ConfigError: a tensor has NaN or infinity; lists files and tensors.
     """
     by_file: defaultdict[Path, list[Stored]] = defaultdict(list)
-    adapters = [adapter for chain in found.adapters.values() for adapter in chain]
-    for tensor in [*found.tensors.values(), *(half for adapter in adapters for half in (adapter.down, adapter.up))]:
+    adapters = [adapter for chain in tensors.adapters.values() for adapter in chain]
+    for tensor in [*tensors.tensors.values(), *(half for adapter in adapters for half in (adapter.down, adapter.up))]:
         by_file[tensor.path].append(tensor)
     problems: list[Problem] = []
-    for path, tensors in sorted(by_file.items()):
-        bad = [tensor.key for tensor in tensors if tensor.content is not None and not all_finite(tensor.content)]
-        on_disk = [tensor.key for tensor in tensors if tensor.content is None]
+    for path, held in sorted(by_file.items()):
+        bad = [tensor.key for tensor in held if tensor.content is not None and not all_finite(tensor.content)]
+        on_disk = [tensor.key for tensor in held if tensor.content is None]
         if on_disk:
             facts = path.stat()
             nonfinite = _nonfinite_keys(path, facts.st_size, facts.st_mtime_ns)

@@ -143,10 +143,10 @@ class PolicyContract:
 
     def test_prepared_observations(self, policy: Any) -> None:
         images, proprio, _ = self.observations(policy)
-        seen, state = policy.prepare(images, proprio)
+        prepared, state = policy.prepare(images, proprio)
         one, state_of_one = policy.prepare(images[0], None if proprio is None else proprio[0])
-        assert seen.dtype == np.uint8 and seen.shape[:2] == images.shape[:2] and seen.shape[-1] == 3
-        np.testing.assert_array_equal(seen[0], one)
+        assert prepared.dtype == np.uint8 and prepared.shape[:2] == images.shape[:2] and prepared.shape[-1] == 3
+        np.testing.assert_array_equal(prepared[0], one)
         assert (state is None) == (proprio is None)
         if state is not None and state_of_one is not None:
             assert state.dtype == np.float32
@@ -154,16 +154,16 @@ class PolicyContract:
 
     def test_log_probs_of_a_stored_trace_are_those_of_sampling(self, policy: Any) -> None:
         decision = self.decide(policy, self.noise(policy))
-        found = self.log_probs(policy, self.batch(policy, decision.trace)).numpy()
-        np.testing.assert_allclose(found, decision.log_probs, atol=self.tolerance)
+        log_probs = self.log_probs(policy, self.batch(policy, decision.trace)).numpy()
+        np.testing.assert_allclose(log_probs, decision.log_probs, atol=self.tolerance)
 
     @pytest.mark.parametrize("size", [1, 2, 4])
     def test_the_ratio_is_one_for_every_batch_size_and_row_order(self, policy: Any, size: int) -> None:
         decision = self.decide(policy, self.noise(policy))
         batch = self.batch(policy, decision.trace)
         order = torch.randperm(_ROWS, generator=torch.Generator().manual_seed(0))
-        parts = [self.log_probs(policy, batch.index(rows)) for rows in order.split(size)]
-        ratio = (torch.cat(parts) - torch.from_numpy(decision.log_probs)[order]).exp()
+        log_probs = torch.cat([self.log_probs(policy, batch.index(rows)) for rows in order.split(size)])
+        ratio = (log_probs - torch.from_numpy(decision.log_probs)[order]).exp()
         torch.testing.assert_close(ratio, torch.ones_like(ratio), atol=self.tolerance, rtol=0)
 
     def test_equal_noise_gives_equal_actions_whatever_the_batch(self, policy: Any) -> None:
@@ -232,8 +232,8 @@ class PolicyContract:
         trainable = {name for name, parameter in policy.named_parameters() if parameter.requires_grad}
         some = any(bool(parameter.grad.any()) for parameter in policy.parameters() if parameter.grad is not None)
         policy.zero_grad()
-        known = {name for name in trainable if any(fnmatchcase(name, pattern) for pattern in self.unreached)}
-        assert reached == trainable - known
+        unreached = {name for name in trainable if any(fnmatchcase(name, pattern) for pattern in self.unreached)}
+        assert reached == trainable - unreached
         assert some, "all gradients are zero"
 
     def test_encoded_actions_have_a_log_prob(self, policy: Any) -> None:
@@ -250,11 +250,10 @@ class PolicyContract:
         spec, actions = policy.spec, self.decide(policy, None).actions
         ahead = np.minimum(np.arange(spec.demonstrated_actions), spec.action_chunk_len - 1)
         batch = self.batch(policy, policy.encode_actions(actions[:, ahead]))
-        found = policy(**policy.score(batch, 1.0), wants=("loss",))
-        assert {"loss", "error", "correct"} <= found.keys()
+        outputs = policy(**policy.score(batch, 1.0), wants=("loss",))
         shape = (_ROWS, spec.demonstrated_actions * spec.columns_per_action)
-        assert all(found[name].shape == shape for name in ("loss", "error", "correct"))
-        assert found["loss"].requires_grad and torch.isfinite(found["loss"]).all()
+        assert all(outputs[name].shape == shape for name in ("loss", "error", "correct"))
+        assert outputs["loss"].requires_grad and torch.isfinite(outputs["loss"]).all()
 
     def test_what_is_missing_raises(self, policy: Any) -> None:
         batch = self.batch(policy, self.decide(policy, None).trace)

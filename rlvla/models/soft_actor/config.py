@@ -12,7 +12,7 @@ from rlvla.utils.data_files import read_dataclass
 from rlvla.utils.errors import ConfigError
 
 MODEL_TYPE = "soft_actor"
-_LARGEST = 65_536
+_MAX_SIZE = 65_536
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,15 @@ class SoftActorConfig:
 
     Attributes:
         action_dim: D, dimensions of an action of the environment.
-        action_chunk_len: A, actions per decision; with primitives the most steps that one takes.
-        proprio_dim: P, length of the proprio vector; 0: none is read.
-        num_images_in_input: N, cameras per observation; 0: images are not read.
-        image_size: side of the square images in pixels; not used without images.
+        action_chunk_len: A, actions per decision; with primitives the maximum steps of one.
+        proprio_dim: P, length of the proprio vector; 0: no proprio.
+        num_images_in_input: N, cameras per observation; 0: no images.
+        image_size: side of the square images in pixels; unused without images.
         hidden_sizes: widths of the hidden layers.
-        text_width: of the instruction's vector; 0: instructions are not read.
-        primitives: names of the action primitives; (): actions are given to the environment as they are.
+        text_width: width of the instruction's vector; 0: instructions are not read.
+        primitives: names of the action primitives; (): plain actions.
         primitive_sizes: number of parameters of each primitive.
-        goals: G, goals that the networks are told apart, the first of which is the task itself; 0: none is read.
+        goals: G, goals on which the networks are conditioned, the first is the task itself; 0: no conditioning.
     """
 
     action_dim: int
@@ -66,12 +66,12 @@ class SoftActorConfig:
 
     @property
     def parameters(self) -> int:
-        """Numbers in [-1, 1] that a decision consists of: those of the largest primitive, or of all actions."""
+        """D, numbers in [-1, 1] of the largest primitive, or of all actions of a chunk."""
         return max(self.primitive_sizes) if self.primitives else self.action_chunk_len * self.action_dim
 
     @property
     def action_width(self) -> int:
-        """Numbers by which a decision is stored and judged: with primitives, which one it is comes first."""
+        """E, numbers of a stored decision: one-hot primitive, if any, and parameters."""
         return len(self.primitives) + self.parameters
 
     @property
@@ -97,24 +97,25 @@ class SoftActorConfig:
         return config
 
     def problems(self) -> list[str]:
-        """Sizes that no network can have, in words."""
-        found = []
-        least_of = {"action_dim": 1, "action_chunk_len": 1, "proprio_dim": 0, "text_width": 0, "goals": 0}
-        for name, least in least_of.items():
-            if not least <= getattr(self, name) <= _LARGEST:
-                found.append(f"{name} {getattr(self, name)} is not in {least}..{_LARGEST}")
-        if not all(1 <= size <= _LARGEST for size in self.hidden_sizes):
-            found.append(f"hidden_sizes {list(self.hidden_sizes)} must be 1..{_LARGEST} each")
+        """Invalid sizes."""
+        problems = []
+        minima = {"action_dim": 1, "action_chunk_len": 1, "proprio_dim": 0, "text_width": 0, "goals": 0}
+        for name, least in minima.items():
+            if not least <= getattr(self, name) <= _MAX_SIZE:
+                problems.append(f"{name} {getattr(self, name)} is not in {least}..{_MAX_SIZE}")
+        if not all(1 <= size <= _MAX_SIZE for size in self.hidden_sizes):
+            problems.append(f"hidden_sizes {list(self.hidden_sizes)} must be 1..{_MAX_SIZE} each")
         if not 0 <= self.num_images_in_input <= 64:
-            found.append(f"num_images_in_input {self.num_images_in_input} is not in 0..64")
+            problems.append(f"num_images_in_input {self.num_images_in_input} is not in 0..64")
         elif self.num_images_in_input:
-            found += self.camera.problems()
+            problems += self.camera.problems()
         if not self.proprio_dim and not self.num_images_in_input:
-            found.append("there is nothing to see: neither images nor proprio")
+            problems.append("the policy reads neither images nor proprio")
         if self.goals and not self.proprio_dim:
-            found.append("goals are read with proprio, of which there is none")
+            problems.append("goals are read with proprio, but proprio_dim is 0")
         if len(self.primitives) != len(self.primitive_sizes):
-            found.append(f"{len(self.primitives)} primitives, but {len(self.primitive_sizes)} primitive_sizes")
+            problems.append(f"{len(self.primitives)} primitives, but {len(self.primitive_sizes)} primitive_sizes")
         elif self.primitives and not len(self.primitives) < self.action_dim == self.action_width:
-            found.append(f"actions of {self.action_dim} numbers cannot hold primitives of sizes {self.primitive_sizes}")
-        return found
+            text = f"primitives of sizes {self.primitive_sizes} do not fit actions of {self.action_dim} numbers"
+            problems.append(text)
+        return problems

@@ -19,13 +19,13 @@ from rlvla.utils.errors import ConfigError
 
 
 class SoftActorCheckpoint(Checkpoint):
-    """A folder whose files have been checked, or (without one) an actor to begin with.
+    """A folder whose files have been checked, or a new actor.
 
     Args:
-        folder: its path; nothing is read from that of a new actor.
+        folder: its path; not read for a new actor.
         config: its configuration.
         new: the weights are random.
-        view: what critics see, see `SoftActorPolicy`.
+        view: observations of the critics, see `SoftActorPolicy`.
     """
 
     unnorm_key = ""
@@ -54,8 +54,8 @@ class SoftActorFamily(PolicyFamily):
         """See `PolicyFamily.check`."""
         config = SoftActorConfig.from_json(read_json(folder / CONFIG_FILE), folder / CONFIG_FILE)
         with torch.device("meta"):
-            wanted = {name: tuple(value.shape) for name, value in SoftActorPolicy(config).state_dict().items()}
-        check_tensors(folder / WEIGHTS_FILE, wanted, MODEL_TYPE)
+            expected = {name: tuple(value.shape) for name, value in SoftActorPolicy(config).state_dict().items()}
+        check_tensors(folder / WEIGHTS_FILE, expected, MODEL_TYPE)
         return SoftActorCheckpoint(folder, config)
 
 

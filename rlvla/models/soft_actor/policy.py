@@ -238,7 +238,7 @@ class SoftActorPolicy(nn.Module):
 
     @property
     def normalized_dims(self) -> list[bool]:
-        """[D]: actions are those of the environment."""
+        """[D]: none, actions are in the units of the environment."""
         return [False] * self.config.action_dim
 
     def row_tokens(self, instructions: Sequence[str], num_images: int) -> list[int]:

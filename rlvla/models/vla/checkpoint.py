@@ -116,28 +116,28 @@ def load_folder(
     """Build `model_class` from a folder; see `OpenVLAForActionPrediction.from_pretrained`."""
     folder = Path(folder)
     raw = read_config(folder)
-    found = find_tensors(folder)
+    tensors = find_tensors(folder)
     statistics = read_statistics(folder, raw)
-    config, reason = complete_config(folder, raw, found, overrides)
-    complete_tensors(folder, config, found, overrides)
+    config, reason = complete_config(folder, raw, tensors, overrides)
+    complete_tensors(folder, config, tensors, overrides)
     with torch.device("meta"):
         model = model_class(config)
-    check_tensors(str(folder), shapes_of(model.state_dict()), found.shapes)
+    check_tensors(str(folder), shapes_of(model.state_dict()), tensors.shapes)
     # One tensor at a time, so that at most one is in memory twice.
-    tensors = {}
+    state = {}
     for name in model.state_dict():
-        tensor = found.read(name)
-        tensors[name] = tensor.to(device=device, dtype=dtype if dtype and tensor.is_floating_point() else None)
-    model.load_state_dict(tensors, assign=True)
+        tensor = tensors.read(name)
+        state[name] = tensor.to(device=device, dtype=dtype if dtype and tensor.is_floating_point() else None)
+    model.load_state_dict(state, assign=True)
     model.dataset_statistics = statistics
-    model.folder = _describe_folder(folder, raw, found, reason)
+    model.folder = _describe_folder(folder, raw, tensors, reason)
     if config.has_regression_head:  # it is part of the model
         model.folder.action_heads.clear()
     return model.eval()
 
 
-def _describe_folder(folder: Path, raw: dict[str, Any], found: FolderTensors, reason: str) -> CheckpointFolder:
-    in_separate = {name for names in found.separate.values() for name in names}
+def _describe_folder(folder: Path, raw: dict[str, Any], tensors: FolderTensors, reason: str) -> CheckpointFolder:
+    in_separate = {name for names in tensors.separate.values() for name in names}
     companions = {
         path.name: path.read_bytes()
         for place in reversed(lineage(folder))
@@ -149,20 +149,22 @@ def _describe_folder(folder: Path, raw: dict[str, Any], found: FolderTensors, re
         source=str(folder.resolve()),
         raw_config=raw,
         companions=companions,
-        names={n: s.key for n, s in found.tensors.items() if n not in in_separate and n != s.key},
-        separate=found.separate,
-        separate_adapters={file: _without_effect(parts) for file, parts in found.separate_adapters.items()},
-        shadowed={stored.key: stored.read() for stored in found.shadowed.values()},
+        names={n: s.key for n, s in tensors.tensors.items() if n not in in_separate and n != s.key},
+        separate=tensors.separate,
+        separate_adapters={
+            file: {key: _without_effect(stored) for key, stored in halves.items()}
+            for file, halves in tensors.separate_adapters.items()
+        },
+        shadowed={stored.key: stored.read() for stored in tensors.shadowed.values()},
         statistics=read_json(path, allow_nan=True) if path.is_file() else None,
         action_heads={path.name: path.read_bytes() for path in action_heads(folder)},
         variant_reason=reason,
     )
 
 
-def _without_effect(parts: Mapping[str, Stored]) -> dict[str, Tensor]:
-    """Adapters as before training: `lora_A` unchanged, `lora_B` zero."""
-    tensors = {key: stored.read() for key, stored in parts.items()}
-    return {key: torch.zeros_like(tensor) if ".lora_B." in key else tensor for key, tensor in tensors.items()}
+def _without_effect(stored: Stored) -> Tensor:
+    """Half of an adapter as before training: `lora_A` unchanged, `lora_B` zero."""
+    return torch.zeros_like(stored.read()) if ".lora_B." in stored.key else stored.read()
 
 
 def check_weights(
@@ -176,13 +178,13 @@ def check_weights(
     Raises:
         ConfigError: a missing or unreadable file, tensors that do not match config.json, or NaN or infinity in them.
     """
-    found = find_tensors(folder)
-    config, _ = complete_config(folder, raw, found, overrides or {})
-    complete_tensors(folder, config, found, overrides or {})
+    tensors = find_tensors(folder)
+    config, _ = complete_config(folder, raw, tensors, overrides or {})
+    complete_tensors(folder, config, tensors, overrides or {})
     with torch.device("meta"):
         model = model_class(config)
-    check_tensors(str(folder), shapes_of(model.state_dict()), found.shapes)
-    check_finite(folder, found)
+    check_tensors(str(folder), shapes_of(model.state_dict()), tensors.shapes)
+    check_finite(folder, tensors)
     return config
 
 
@@ -202,7 +204,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def complete_config(
-    folder: Path, raw: dict[str, Any], found: FolderTensors, overrides: dict[str, Any]
+    folder: Path, raw: dict[str, Any], tensors: FolderTensors, overrides: dict[str, Any]
 ) -> tuple[OpenVLAConfig, str]:
     """The configuration of a folder, and how its variant was determined.
 
@@ -219,33 +221,33 @@ def complete_config(
     hints = get_type_hints(OpenVLAConfig.__init__) | {"auto_map": dict | None, "return": Any}
     check_types(raw, hints, folder / CONFIG_FILE)
     settings = {k: v for k, v in raw.items() if k not in ("model_type", "torch_dtype")} | overrides
-    settings["model_variant"], reason = detect_variant(folder, raw, found, variant)
+    settings["model_variant"], reason = detect_variant(folder, raw, tensors, variant)
     if body_only:
         if settings["model_variant"] == REGRESSION:
             settings["model_variant"] = "oft"
         settings.pop("action_std", None), settings.pop("action_std_init", None)
     if platform is not None:
         settings = with_platform(settings, platform, model_variant=settings["model_variant"])
-    weight = found.shapes.get(PROPRIO_PREFIX + "fc1.weight")
+    weight = tensors.shapes.get(PROPRIO_PREFIX + "fc1.weight")
     if settings.get("use_proprio") is None:
         settings["use_proprio"] = weight is not None
     if settings["use_proprio"] and settings.get("proprio_dim") is None and weight is not None:
         settings["proprio_dim"] = weight[1]
-    if settings.get("use_film") is None and any(name.endswith(".blocks.0.scale.weight") for name in found.tensors):
+    if settings.get("use_film") is None and any(name.endswith(".blocks.0.scale.weight") for name in tensors.tensors):
         settings["use_film"] = True
     config = OpenVLAConfig(**settings)
     # Reject absurd depths before the layers are built.
     depth = max(config.text_config.num_hidden_layers, *(tower.depth for tower in config.tower_configs()))
-    if depth > max(len(found.tensors), _MANY_LAYERS):
-        raise ConfigError(f"{folder / CONFIG_FILE} has {depth} layers, and the folder {len(found.tensors)} tensors")
+    if depth > max(len(tensors.tensors), _MANY_LAYERS):
+        raise ConfigError(f"{folder / CONFIG_FILE} has {depth} layers, and the folder {len(tensors.tensors)} tensors")
     return config, reason
 
 
-def complete_tensors(folder: Path, config: OpenVLAConfig, found: FolderTensors, overrides: dict[str, Any]) -> None:
+def complete_tensors(folder: Path, config: OpenVLAConfig, tensors: FolderTensors, overrides: dict[str, Any]) -> None:
     """Add the tensors of a regression head, if the variant has one; arguments and errors as in `complete_config`."""
     if config.has_regression_head:
         reset = overrides.get("action_std_init") is not None
-        add_head(found, folder, config, create=bool(overrides.get("new_head")), reset_std=reset)
+        add_head(tensors, folder, config, create=bool(overrides.get("new_head")), reset_std=reset)
 
 
 def read_statistics(folder: Path, raw_config: dict[str, Any]) -> dict[str, Any]:
@@ -281,13 +283,13 @@ def check_tensors(where: str, expected: Mapping[str, tuple[int, ...]], tensors: 
         raise ConfigError(problems)
 
 
-def detect_variant(folder: Path, raw: dict[str, Any], found: FolderTensors, variant: str | None) -> tuple[str, str]:
+def detect_variant(folder: Path, raw: dict[str, Any], tensors: FolderTensors, variant: str | None) -> tuple[str, str]:
     """The model variant and the evidence for it.
 
     Args:
         folder: the checkpoint.
         raw: content of its config.json.
-        found: its tensors.
+        tensors: its tensors.
         variant: the variant requested by the caller, or None.
 
     Raises:
@@ -302,10 +304,10 @@ def detect_variant(folder: Path, raw: dict[str, Any], found: FolderTensors, vari
         return recorded, "config.json says so"
     if variant is not None:
         return variant, "given by the caller"
-    separate = [*found.separate, *(path.name for path in action_heads(folder))]
+    separate = [*tensors.separate, *(path.name for path in action_heads(folder))]
     if separate:
         return "oft", f"the folder holds {separate[0]}"
-    if any(name.startswith(PROPRIO_PREFIX) for name in found.tensors):
+    if any(name.startswith(PROPRIO_PREFIX) for name in tensors.tensors):
         return "oft", "the weights hold a proprio projector"
     code = folder / CODE_FILE
     if code.is_file():
@@ -318,12 +320,12 @@ def detect_variant(folder: Path, raw: dict[str, Any], found: FolderTensors, vari
 
 
 def add_head(
-    found: FolderTensors, folder: Path, config: OpenVLAConfig, *, create: bool = False, reset_std: bool = False
+    tensors: FolderTensors, folder: Path, config: OpenVLAConfig, *, create: bool = False, reset_std: bool = False
 ) -> None:
     """Add the regression head and its standard deviation to the tensors of a folder, in place.
 
     Args:
-        found: the other tensors.
+        tensors: the other tensors.
         folder: the checkpoint.
         config: its configuration.
         create: create a new head if there is none.
@@ -346,8 +348,8 @@ def add_head(
         )
     files = {path.name if path else HEAD_FILE: head, ACTION_STD_FILE: _action_std(folder, config, reset_std)}
     for file, stored in files.items():
-        found.tensors.update(stored)
-        found.separate[file] = {name: tensor.key for name, tensor in stored.items()}
+        tensors.tensors.update(stored)
+        tensors.separate[file] = {name: tensor.key for name, tensor in stored.items()}
 
 
 def head_file(folder: Path) -> Path | None:

@@ -73,13 +73,13 @@ class TowerConfig:
 def tower_config(
     model_id: str, image_size: int, overrides: dict[str, Any], *, act_layer: str | None = None
 ) -> TowerConfig:
-    """Shape of the tower that `model_id` names, with `overrides` in timm's argument names.
+    """Shape of the tower `model_id`, with `overrides` in timm's argument names.
 
     Raises:
-        ConfigError: the name is unknown and there are no overrides, or an argument is unsupported or contradictory.
+        ConfigError: unknown name without overrides, or an argument is unsupported or contradictory.
     """
-    known = KNOWN_TOWERS.get(model_id.split(".")[0], {})
-    if not known and not overrides:
+    defaults = KNOWN_TOWERS.get(model_id.split(".")[0], {})
+    if not defaults and not overrides:
         raise ConfigError(
             f"vision tower {model_id!r} is unknown (known: {sorted(KNOWN_TOWERS)}); describe it in timm_model_kwargs"
         )
@@ -87,23 +87,17 @@ def tower_config(
     unknown = sorted(set(settings) - (set(TowerConfig.__dataclass_fields__) - {"film_dim"}))
     if unknown:
         raise ConfigError(f"timm_model_kwargs of {model_id!r} has unsupported entries {unknown}")
-    merged = {"img_size": image_size, "act_layer": act_layer, **known, **settings}
-    config = TowerConfig(**merged)
-    problems = []
-    if config.img_size != image_size:
-        problems.append(f"tower {model_id!r}: img_size {config.img_size} contradicts image_sizes {image_size}")
-    if config.img_size % config.patch_size:
-        problems.append(
-            f"tower {model_id!r}: img_size {config.img_size} is not a multiple of patch {config.patch_size}"
-        )
-    if config.embed_dim % config.num_heads:
-        problems.append(
-            f"tower {model_id!r}: embed_dim {config.embed_dim} is not a multiple of {config.num_heads} heads"
-        )
-    if config.depth < 2:
-        problems.append(f"tower {model_id!r}: depth {config.depth}; features come from block depth-2, so at least 2")
-    if config.act_layer not in (None, "gelu", "quick_gelu"):
-        problems.append(f"tower {model_id!r}: activation {config.act_layer!r} is unknown; use gelu or quick_gelu")
+    config = TowerConfig(**{"img_size": image_size, "act_layer": act_layer, **defaults, **settings})
+    act_layer = config.act_layer
+    size, patch, dim, heads = config.img_size, config.patch_size, config.embed_dim, config.num_heads
+    checks = {
+        f"img_size {size} contradicts image_sizes {image_size}": size != image_size,
+        f"img_size {size} is not a multiple of patch {patch}": size % patch,
+        f"embed_dim {dim} is not a multiple of {heads} heads": dim % heads,
+        f"depth {config.depth}; features come from block depth-2, so at least 2": config.depth < 2,
+        f"activation {act_layer!r} is unknown; use gelu or quick_gelu": act_layer not in (None, "gelu", "quick_gelu"),
+    }
+    problems = [f"tower {model_id!r}: {text}" for text, failed in checks.items() if failed]
     if problems:
         raise ConfigError(problems)
     return config
@@ -185,7 +179,7 @@ class Block(nn.Module):
 
 
 class PatchProjection(nn.Conv2d):
-    """The patch convolution as one matrix product, since kernel and stride are equal; faster for small images."""
+    """The patch convolution (kernel = stride) as one matrix product, which is faster for small images."""
 
     def forward(self, pixels: Tensor) -> Tensor:
         """[B, 3, H, W] -> [B, patches, dim], patches in row-major order."""
@@ -205,7 +199,7 @@ class PatchEmbed(nn.Module):
 
 
 class AttentionPool(nn.Module):
-    """Tensors of SigLIP's pooling head: present in checkpoints, kept when saving, never used."""
+    """Tensors of SigLIP's pooling head: saved, but unused."""
 
     def __init__(self, config: TowerConfig):
         super().__init__()
@@ -221,8 +215,7 @@ class AttentionPool(nn.Module):
 class VisionTower(nn.Module):
     """A ViT that returns the patch features of block depth-2, without final norm or prefix tokens.
 
-    The last block, the final norm and the pooling head exist only so that checkpoints are saved in full; they are
-    unused in the forward pass and need no gradient.
+    The last block, the final norm and the pooling head only exist for saving; they are unused and have no gradient.
     """
 
     def __init__(self, config: TowerConfig):

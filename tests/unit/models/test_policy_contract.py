@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -38,44 +39,53 @@ def tiny(folder: Path, **options: Any) -> Path:
     )
 
 
-class TestTokens(PolicyContract):
+def compact(folder: Path, **options: Any) -> Path:
+    """A compact policy with three action dimensions."""
+    sizes = {"channels": (8, 8), "kernels": (4, 3), "strides": (4, 2), "width": 32, "column_width": 16}
+    config = CompactConfig(16, 2, 2, 3, 2, text_width=16, text_buckets=64, **(sizes | options))
+    return build_compact(folder, config, STATISTICS)
+
+
+def flow(folder: Path, **options: Any) -> Path:
+    """A compact policy with a flow head whose velocity depends on everything."""
+    compact(folder, action_head="flow", **options)
+    state = load_file(folder / "model.safetensors")
+    generator = torch.Generator().manual_seed(0)
+    for name in [name for name in state if "velocity_network.output" in name or "velocity_network.std" in name]:
+        state[name] = 0.3 * torch.randn(state[name].shape, generator=generator)
+    save_file(state, folder / "model.safetensors")
+    return folder
+
+
+class Tiny(PolicyContract):
+    build: ClassVar[Callable[..., Path]] = staticmethod(tiny)
+    options: ClassVar[dict[str, Any]] = {}
+
     @pytest.fixture(scope="class")
     @classmethod
     def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        return tiny(tmp_path_factory.mktemp("tokens") / "policy", action_chunk_len=2, num_images_in_input=2)
+        return cls.build(tmp_path_factory.mktemp("policy") / "start", **cls.options)
 
 
-class TestCroppedTokens(PolicyContract):
-    @pytest.fixture(scope="class")
-    @classmethod
-    def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        return tiny(tmp_path_factory.mktemp("cropped") / "policy", action_chunk_len=2, center_crop=True)
+class TestTokens(Tiny):
+    options: ClassVar = {"action_chunk_len": 2, "num_images_in_input": 2}
 
 
-class TestAutoregressiveTokens(PolicyContract):
-    @pytest.fixture(scope="class")
-    @classmethod
-    def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        return tiny(tmp_path_factory.mktemp("autoregressive") / "policy", model_variant="autoregressive")
+class TestCroppedTokens(Tiny):
+    options: ClassVar = {"action_chunk_len": 2, "center_crop": True}
 
 
-class TestGaussian(PolicyContract):
+class TestAutoregressiveTokens(Tiny):
+    options: ClassVar = {"model_variant": "autoregressive"}
+
+
+class TestGaussian(Tiny):
     unreached = ("vla.language_model.lm_head.weight",)  # the head of the tokens, which stays in the checkpoint
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        return tiny(tmp_path_factory.mktemp("gaussian") / "policy", model_variant="oft_regression", action_chunk_len=2)
+    options: ClassVar = {"model_variant": "oft_regression", "action_chunk_len": 2}
 
 
-class TestGaussianOfFeatures(PolicyContract):
-    unreached = TestGaussian.unreached
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        options = {"model_variant": "oft_regression", "action_std": "features", "action_chunk_len": 2}
-        return tiny(tmp_path_factory.mktemp("features") / "policy", **options)
+class TestGaussianOfFeatures(TestGaussian):
+    options: ClassVar = {**TestGaussian.options, "action_std": "features"}
 
 
 class TestGaussianAdapters(TestGaussian):
@@ -90,47 +100,25 @@ class TestAdapters(TestTokens):
     config = ActorConfig(lora_rank=2, lora_targets=("all-linear",))
 
 
-class TestOwnFamily(PolicyContract):
-    @pytest.fixture(scope="class")
-    @classmethod
-    def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        return write_new(tmp_path_factory.mktemp("own") / "policy")
+class TestOwnFamily(Tiny):
+    build = staticmethod(write_new)
 
 
-def compact(folder: Path, **options: Any) -> Path:
-    """A compact policy with three action dimensions."""
-    sizes = {"channels": (8, 8), "kernels": (4, 3), "strides": (4, 2), "width": 32, "column_width": 16}
-    config = CompactConfig(16, 2, 2, 3, 2, text_width=16, text_buckets=64, **(sizes | options))
-    return build_compact(folder, config, STATISTICS)
-
-
-class TestCompactTokens(PolicyContract):
-    @pytest.fixture(scope="class")
-    @classmethod
-    def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        return compact(tmp_path_factory.mktemp("compact") / "policy")
+class TestCompactTokens(Tiny):
+    build = staticmethod(compact)
 
 
 class TestCompactTokensWithValueHead(TestCompactTokens):
     value_head = True
 
 
-class TestCompactGaussian(PolicyContract):
-    @pytest.fixture(scope="class")
-    @classmethod
-    def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        options = {"action_head": "gaussian", "action_std": "features"}
-        return compact(tmp_path_factory.mktemp("compact") / "policy", **options)
+class TestCompactGaussian(TestCompactTokens):
+    options: ClassVar = {"action_head": "gaussian", "action_std": "features"}
 
 
-class TestCompactFlow(PolicyContract):
+class TestCompactFlow(Tiny):
+    build = staticmethod(flow)
     value_head = True
-    options: ClassVar[dict[str, Any]] = {}
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        return flow(tmp_path_factory.mktemp("flow") / "policy", **cls.options)
 
 
 class TestCompactFlowAllSteps(TestCompactFlow):
@@ -158,14 +146,3 @@ class TestCompactFlowMirrored(TestCompactFlow):
 class TestCompactFlowWithoutNoise(TestCompactFlow):
     value_head = False
     options: ClassVar = {"flow_method": "ode"}
-
-
-def flow(folder: Path, **options: Any) -> Path:
-    """A compact policy with a flow head whose velocity depends on everything."""
-    compact(folder, action_head="flow", **options)
-    state = load_file(folder / "model.safetensors")
-    generator = torch.Generator().manual_seed(0)
-    for name in [name for name in state if "velocity_network.output" in name or "velocity_network.std" in name]:
-        state[name] = 0.3 * torch.randn(state[name].shape, generator=generator)
-    save_file(state, folder / "model.safetensors")
-    return folder

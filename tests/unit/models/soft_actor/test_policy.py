@@ -152,8 +152,8 @@ def test_a_folder_holds_the_policy(config: SoftActorConfig, tmp_path: Path) -> N
 
 DAMAGES = {
     "one primitive too many": (lambda c: c["primitives"].append("fly"), "4 primitives, but 3 primitive_sizes"),
-    "wrong action_dim": (lambda c: c.update(action_dim=5), "cannot hold primitives"),
-    "nothing to see": (lambda c: c.update(proprio_dim=0), "nothing to see"),
+    "wrong action_dim": (lambda c: c.update(action_dim=5), "do not fit actions"),
+    "no observation": (lambda c: c.update(proprio_dim=0), "neither images nor proprio"),
     "no layers": (lambda c: c.update(hidden_sizes=[0]), "hidden_sizes"),
     "another width": (lambda c: c.update(hidden_sizes=[8]), "has shape"),
     "no chunk": (lambda c: c.pop("action_chunk_len"), "action_chunk_len missing"),
@@ -163,9 +163,9 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_folder_is_refused(damage: str, tmp_path: Path) -> None:
     policy_of(PRIMITIVES).save_pretrained(tmp_path)
-    change, words = DAMAGES[damage]
+    change, text = DAMAGES[damage]
     content = json.loads((tmp_path / "config.json").read_text())
     change(content)
     (tmp_path / "config.json").write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=text):
         check_checkpoint(tmp_path)
