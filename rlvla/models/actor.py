@@ -155,7 +155,7 @@ class Actor(NetworkPolicy):
 
     def token_decoder(self) -> ServedDecoder:
         """The decoder, for an inference server; only with `PolicySpec.token_by_token`."""
-        return ServedDecoder(self.inputs, self.full_weights, self.prompt_embeddings)
+        return ServedDecoder(self)
 
     def prepare(self, images: np.ndarray, proprio: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
         """See `RolloutPolicy.prepare`."""

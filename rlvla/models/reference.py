@@ -48,7 +48,7 @@ class ReferenceModel(nn.Module):
         return self._pass(batch, temperature, "log_probs")["log_probs"]
 
     def parameters_of(self, batch: Experience, temperature: float) -> dict[str, Tensor]:
-        """Parameters of the distributions of the batch's decisions, name -> [B, ...]; see `ActionDistribution.kl`."""
+        """Parameters of the decisions' distributions, name -> [B, ...]; see `ActionDistribution.kl`."""
         return parameters_of(self._pass(batch, temperature, "parameters"))
 
     @torch.no_grad()

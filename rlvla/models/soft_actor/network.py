@@ -131,16 +131,7 @@ class SoftActorNetwork(nn.Module):
                 output.bias.zero_()
 
     def forward(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Sample the parameters of every primitive.
-
-        Args:
-            features: [B, F].
-            noise: [B, n, D] standard normal; n is 1 without primitives.
-
-        Returns:
-            Parameters [B, n, D] in [-1, 1], 0 where unused; log-densities [B, n, D]; log-probs [B, n] of the choice, or
-            None without primitives.
-        """
+        """Sample the parameters of every primitive from features [B, F]; see `SACPolicy.__call__`."""
         mean, log_std = self.parameter_distribution(features)
         values, log_probs = tanh_normal_sample(mean, log_std, noise, self.mask)
         return values, log_probs, None if self.choice is None else primitive_log_probs(self.choice(features))

@@ -79,17 +79,16 @@ class DecoderInput:
 class OpenVLAForActionPrediction(nn.Module):
     """OpenVLA in its three variants.
 
-    "oft": one forward pass gives the logits of a whole chunk of discrete actions. Decoder sequence:
+    "oft": one forward pass gives the logits of a chunk of discrete actions. Decoder sequence:
     `[BOS][patches][proprio?][rest of the prompt][A*D placeholders][</s>][padding]`. Placeholders are zero vectors,
-    attention is bidirectional, and only padding is masked. The next-token shift of language models is kept: the logits
-    of action token t are read one position before its placeholder, so the first come from the last prompt token.
+    attention is bidirectional, only padding is masked. With the next-token shift of language models the logits of
+    action token t are read one position before its placeholder, the first at the last prompt token.
 
-    "autoregressive": the tokens of one action follow each other with causal attention,
-    `[BOS][patches][prompt][token 0][token 1]...[padding]`. `act_step_by_step` decodes them with a key-value cache;
-    other methods take them as input.
+    "autoregressive": causal attention over `[BOS][patches][prompt][token 0][token 1]...[padding]`, one action.
+    `act_step_by_step` decodes the tokens with a key-value cache; other methods take them as input.
 
-    "oft_regression": sequence and attention of "oft", but `RegressionHead` and `ActionStd` map the hidden states of a
-    chunk to a mean and a standard deviation; there are no logits.
+    "oft_regression": as "oft", but `RegressionHead` and `ActionStd` map the hidden states to mean and standard
+    deviation; there are no logits.
 
     Column k of the logits is token id `vocab_size - 256 + k` (31744 + k for the Llama-2 vocabulary). Ids decrease as
     actions increase, so column k decodes to bin center `255 - k` (see `ActionTokenizer`).
@@ -140,12 +139,11 @@ class OpenVLAForActionPrediction(nn.Module):
         Args:
             folder: contains config.json, safetensors (one file, or shards with an index), dataset statistics and
                 optionally OFT's separate files; or a LoRA adapter that names its base model.
-            config: accepted for the Auto classes of transformers and ignored; the folder's settings are used.
+            config: ignored; accepted for the Auto classes of transformers.
             dtype: dtype of the parameters (or its name); None keeps the dtypes of the files.
             device: device of the parameters.
             attn_implementation: see `set_attention`.
-            **overrides: settings that override or complete config.json (`OpenVLAConfig`), and `platform`, one of
-                `PLATFORMS`.
+            **overrides: settings that override config.json (`OpenVLAConfig`), and `platform`, one of `PLATFORMS`.
 
         Raises:
             ConfigError: the folder is not an OpenVLA checkpoint, or tensors are missing, unexpected or of the wrong
@@ -162,10 +160,7 @@ class OpenVLAForActionPrediction(nn.Module):
     def save_pretrained(self, folder: str | Path, *, state_dict: Any = None) -> None:
         """Write a folder in the public format, with every tensor, the statistics and the tokenizer files.
 
-        Args:
-            folder: created if absent.
-            state_dict: mapping of tensors to write instead of the module's (gathered from shards, or merged one by one
-                on access).
+        `state_dict` replaces the module's tensors (gathered from shards, or merged one by one on access).
         """
         save_folder(self, folder, state_dict=state_dict)
 
@@ -235,7 +230,7 @@ class OpenVLAForActionPrediction(nn.Module):
         proprio: Tensor | None = None,
         action_ids: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """`read_out` of `action_hidden_states`, as one method so that a training engine can wrap the module."""
+        """`read_out` of `action_hidden_states`, in one pass of a training engine; arguments as in `action_logits`."""
         if self.config.is_autoregressive and action_ids is None:
             return self.act_step_by_step(input_ids, attention_mask, pixel_values, proprio)
         return self.read_out(self.action_hidden_states(input_ids, attention_mask, pixel_values, proprio, action_ids))
@@ -305,15 +300,8 @@ class OpenVLAForActionPrediction(nn.Module):
     ) -> Tensor:
         """Decode the tokens of one action with a key-value cache; images and prompt pass through the decoder once.
 
-        Args:
-            input_ids: as in `action_logits`, like the next three.
-            attention_mask: see `action_logits`.
-            pixel_values: see `action_logits`.
-            proprio: see `action_logits`.
-            choose: (logits [B, n_action_bins], step) -> columns [B] of the next token; None takes the argmax.
-
-        Returns:
-            The logits [B, D, n_action_bins] of all steps.
+        Other arguments as in `action_logits`; `choose`: (logits [B, n_action_bins], step) -> columns [B] of the next
+        token, None takes the argmax. Returns the logits [B, D, n_action_bins] of all steps.
         """
         steps = self.config.num_action_tokens
         inputs = self.prompt_embeddings(input_ids, attention_mask, pixel_values, proprio)
@@ -454,10 +442,7 @@ class Text:
         return (offset >= start) & (offset < stop)
 
     def read_positions(self, num_visual: int, count: int) -> Tensor | slice:
-        """Positions in the whole sequence that predict the next `count` tokens, starting with the last prompt token.
-
-        A slice if they are the same for all rows, else [B, count].
-        """
+        """Positions that predict `count` tokens after the prompt: a slice if equal for all rows, else [B, count]."""
         if self.num_real is None:
             start = num_visual + self.prompt_length - 1
             return slice(start, start + count)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rlvla.models.policy import Decision, Prompts
-from rlvla.models.vla.inputs import VLAInputs
-from rlvla.models.vla.openvla import DecoderInput
+
+if TYPE_CHECKING:
+    from rlvla.models.actor import Actor
 
 _PREFIX = "language_model."
 # Tensors with a row per token, cut to the rows of action tokens.
@@ -25,18 +26,10 @@ _KEPT = (
 
 
 class ServedDecoder:
-    """Implements `TokenDecoder`.
+    """Implements `TokenDecoder` for `policy`."""
 
-    Args:
-        inputs: the policy's preprocessing.
-        weights: returns the policy's current tensors under their names in the public format.
-        embed: returns the decoder input before the first token; arguments as in `TokenDecoder.embed`.
-    """
-
-    def __init__(
-        self, inputs: VLAInputs, weights: Callable[[], Mapping[str, Tensor]], embed: Callable[..., DecoderInput]
-    ):
-        self._inputs, self._weights, self._embed = inputs, weights, embed
+    def __init__(self, policy: Actor):
+        self._policy, self._inputs = policy, policy.inputs
 
     def config(self) -> dict[str, Any]:
         """See `TokenDecoder.config`."""
@@ -56,12 +49,12 @@ class ServedDecoder:
     def weights(self) -> Mapping[str, Tensor]:
         """See `TokenDecoder.weights`."""
         end = self._inputs.config.base_vocab_size
-        return _ActionTokenWeights(self._weights(), end - self._inputs.config.n_action_bins, end)
+        return _ActionTokenWeights(self._policy.full_weights(), end - self._inputs.config.n_action_bins, end)
 
     @torch.inference_mode()
     def embed(self, images: np.ndarray, proprio: np.ndarray | None, instructions: Sequence[str]) -> Prompts:
         """See `TokenDecoder.embed`."""
-        prompts = self._embed(images, proprio, instructions)
+        prompts = self._policy.prompt_embeddings(images, proprio, instructions)
         batch, length = prompts.embeddings.shape[:2]
         return Prompts(prompts.embeddings, [length] * batch if prompts.lengths is None else prompts.lengths.tolist())
 
