@@ -22,7 +22,7 @@ from rlvla.models.lerobot.folder import tensor_problems
 from rlvla.models.lerobot.network import FlowNetwork, Prefix
 from rlvla.models.lerobot.processors import LeRobotCodec
 from rlvla.models.lerobot.settings import PREFIX_FEATURES, SETTINGS_FILE, LeRobotSettings
-from rlvla.models.lora import StartParts
+from rlvla.models.lora import InitialModules
 from rlvla.models.network_policy import NetworkPolicy
 from rlvla.models.policy import PolicySpec
 from rlvla.models.stored_tensors import read_head
@@ -87,7 +87,7 @@ class LeRobotPolicy(NetworkPolicy):
         if settings.flow.learns_std:
             self.std_head = load_std_head(files.folder.path, self.network.expert_width, self.spec.action_dim)
         full = ("std_head",) if self.std_head is not None else ()  # trained in full even with adapters
-        self._start = StartParts(self, full) if self.config.lora_rank else None
+        self._start = InitialModules(self, full) if self.config.lora_rank else None
         self.value_head = scalar_head(self.spec.feature_dim) if value_head else None
 
     def observations(self, images: Tensor, proprio: Tensor | None, instructions: Sequence[str]) -> dict[str, Any]:
