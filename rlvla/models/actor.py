@@ -166,7 +166,7 @@ class Actor(NetworkPolicy):
         return row_tokens(self.inputs, instructions, num_images)
 
     def training_flops(self, model: nn.Module, tokens: int, num_images: int) -> float:
-        """FLOPs of a forward and backward pass over one decision; see `rlvla.models.actor.training_flops`."""
+        """See `Policy.training_flops`."""
         return training_flops(model, num_images * self.inputs.config.tower_configs()[0].num_patches, tokens)
 
     def freeze_action_std(self) -> None:

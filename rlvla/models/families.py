@@ -286,7 +286,7 @@ def expert_problems(config: ActorConfig, kind: str) -> list[Problem]:
 
 
 def start_warnings(folder: str | Path, checkpoint: Checkpoint | None) -> list[str]:
-    """See `PolicyFamily.warnings`; empty for a folder of unknown family, an error of its own."""
+    """See `PolicyFamily.warnings`; empty for a folder of an unknown family, which is an error elsewhere."""
     try:
         family = family_of(folder)
     except ConfigError:

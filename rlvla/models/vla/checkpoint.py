@@ -262,7 +262,7 @@ def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def check_tensors(where: str, expected: Mapping[str, tuple[int, ...]], tensors: Mapping[str, tuple[int, ...]]) -> None:
-    """Compare the shapes of tensors with those of the model.
+    """Compare the names and shapes of tensors with the model's.
 
     Raises:
         ConfigError: lists every tensor that is missing, unexpected or of the wrong shape.

@@ -232,7 +232,7 @@ class OpenVLAConfig(PretrainedConfig):
         if self.is_autoregressive and self.action_chunk_len != 1:
             problems.append(
                 f"action_chunk_len is {self.action_chunk_len}, but the autoregressive variant predicts one action; "
-                "leave it out, or say model_variant oft"
+                "leave it out, or set model_variant oft"
             )
         if self.has_regression_head and self.action_std not in ACTION_STD_KINDS:
             problems.append(f"action_std {self.action_std!r} is unknown; use one of {list(ACTION_STD_KINDS)}")

@@ -125,8 +125,8 @@ def test_the_instruction_and_the_image_matter(actor: Actor) -> None:
         other_text = rows.with_fields(instructions=[rows.instructions[0], "reach the blue disc"])
         moved = actor(**actor.score(other_text, 1.0))["log_probs"]
         other_image = rows.with_fields(images=torch.stack([rows.images[0], 255 - rows.images[0]]))
-        seen = actor(**actor.score(other_image, 1.0))["log_probs"]
-    for changed in (moved, seen):
+        scored = actor(**actor.score(other_image, 1.0))["log_probs"]
+    for changed in (moved, scored):
         assert torch.allclose(changed[0], base[0], atol=1e-5)
         assert not torch.allclose(changed[1], base[1], atol=1e-4)
 
@@ -299,7 +299,7 @@ def test_it_is_the_actor_and_the_critic_of_the_same_weights(policy_folder: Path,
     assert torch.equal(unplayed[:, 0], values[:, 0])
 
 
-def test_a_new_head_says_zero_and_is_trained_beside_adapters(policy_folder: Path, rows: Experience) -> None:
+def test_a_new_value_head_is_zero_and_is_trained_with_adapters(policy_folder: Path, rows: Experience) -> None:
     model = ActorCritic.from_pretrained(policy_folder, ActorConfig(lora_rank=2))
     values = model(**model.score(rows, 1.0), wants=("log_probs", "values"))["values"]
     assert values.shape == (3, T) and values.dtype == torch.float32 and not values.any()
@@ -310,7 +310,7 @@ def test_a_new_head_says_zero_and_is_trained_beside_adapters(policy_folder: Path
 
 
 @pytest.mark.parametrize("config", [{}, {"lora_rank": 2}], ids=["all weights", "adapters"])
-def test_what_is_exported_is_a_plain_policy(
+def test_the_value_head_is_not_saved(
     policy_folder: Path, rows: Experience, tmp_path: Path, config: dict[str, int]
 ) -> None:
     model = shared(policy_folder, **config)

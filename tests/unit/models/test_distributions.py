@@ -43,21 +43,21 @@ def test_probabilities_of_all_decisions_add_up_to_one(temperature: float) -> Non
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.6])
 def test_entropy_kl_and_squares_equal_sums_over_the_vocabulary(temperature: float) -> None:
     ours, other = (TokenDistribution(logits(seed).double(), temperature) for seed in (0, 1))
-    found = ours.entropy(), ours.kl(other.parameters()), ours.sum_pi_squared()
+    computed = ours.entropy(), ours.kl(other.parameters()), ours.sum_pi_squared()
     for row, column in itertools.product(range(B), range(K)):
         weights = [[math.exp(x / temperature) for x in d._logits[row, column].tolist()] for d in (ours, other)]
         p, q = ([w / math.fsum(each) for w in each] for each in weights)
-        wanted = (
+        expected = (
             -math.fsum(a * math.log(a) for a in p),
             math.fsum(a * (math.log(a) - math.log(b)) for a, b in zip(p, q)),
             math.fsum(a * a for a in p),
         )
-        assert [float(numbers[row, column]) for numbers in found] == pytest.approx(wanted, abs=1e-12)
+        assert [float(numbers[row, column]) for numbers in computed] == pytest.approx(expected, abs=1e-12)
     assert torch.equal(ours.kl(ours.parameters()), torch.zeros(B, K, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.6])
-def test_what_sampling_says_is_what_scoring_says_to_the_bit(temperature: float) -> None:
+def test_scores_equal_log_probs_of_sampling_to_the_bit(temperature: float) -> None:
     ours = TokenDistribution(logits(2), temperature)
     for noise in (uniforms(), None):
         output = ours.sample(noise)
@@ -100,11 +100,11 @@ def next_logits(step: int, last: torch.Tensor | None) -> torch.Tensor:
 
 def chain(temperature: float) -> AutoregressiveTokens:
     def decode(choose):
-        found, last = [], None
+        computed, last = [], None
         for step in range(K):
-            found.append(next_logits(step, last))
-            last = choose(found[-1], step)
-        return torch.stack(found, 1)
+            computed.append(next_logits(step, last))
+            last = choose(computed[-1], step)
+        return torch.stack(computed, 1)
 
     def teacher_forced(tokens):
         return torch.stack([next_logits(k, None if k == 0 else tokens[:, k - 1]) for k in range(K)], 1)
@@ -139,7 +139,7 @@ def drawn(seed: int, temperature: float = 1.0, shape: tuple[int, ...] = (D,)) ->
 
 @pytest.mark.parametrize("temperature", [1.0, 1.6])
 @pytest.mark.parametrize("shape", [(D,), (B, A, D)])
-def test_numbers_are_those_of_torch(shape: tuple[int, ...], temperature: float) -> None:
+def test_gaussians_equal_those_of_torch(shape: tuple[int, ...], temperature: float) -> None:
     ours, other = drawn(0, temperature, shape), drawn(1)
     stock = Normal(ours.mean, ours.std)
     output = ours.sample(torch.randn(B, A, D))

@@ -1,4 +1,4 @@
-"""A policy with a regression head: what it draws, how it is scored and trained, what is refused."""
+"""A policy with a regression head: sampling, scoring, training, errors."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_the_ratio_is_1_at_unchanged_weights_for_every_batch_size(actor: Actor, 
     assert torch.equal(same, batch.old_log_probs)
 
 
-def test_dimensions_that_never_move_have_no_effective_log_probs(actor: Actor) -> None:
+def test_constant_dimensions_have_no_effective_log_probs(actor: Actor) -> None:
     assert actor.effective_columns.view(A, D).tolist() == [[True, False, True]] * A
 
 

@@ -1,4 +1,4 @@
-"""Images are prepared once, when they are observed, and that is what every stage of a run sees, bit for bit."""
+"""Images are prepared once, on arrival; all stages of a run read the same pixels, bit for bit."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def shown() -> np.ndarray:
 
 
 def treated(images: np.ndarray, settings: dict) -> np.ndarray:
-    """What the network is to see, made here from the functions that the public checkpoints were trained with."""
+    """Expected input of the network, from the preprocessing of the public checkpoints."""
     if settings["image_preprocessing"] == "libero":
         images = np.stack([[libero_image(image, 32) for image in row] for row in images])
     return center_crop(images, 0.9, 32) if settings["center_crop"] else images
@@ -62,8 +62,8 @@ def play(policy: Actor, images: np.ndarray, **options: bool) -> Sample:
     episode = Episode(EpisodeRequest("toy_reach", 0, 0, 0, "u"), list_tasks("toy_reach")[0], plan, policy, **options)
     episode.on_observation(Observation(images[0], None, "go"))
     for number, image in enumerate(images[1:], 2):
-        seen = episode.observation.images[None]
-        decision = policy.act(seen, None, ["go"], noise=episode.noise()[None], temperature=1.6)
+        prepared = episode.observation.images[None]
+        decision = policy.act(prepared, None, ["go"], noise=episode.noise()[None], temperature=1.6)
         episode.on_decision(decision.actions[0], decision.log_probs[0], {k: v[0] for k, v in decision.trace.items()})
         nothing, over = np.zeros(1, bool), number == len(images)
         episode.on_chunk(ChunkResult(Observation(image, None, "go"), 1, np.zeros(1), nothing, False, over, False))
@@ -72,9 +72,9 @@ def play(policy: Actor, images: np.ndarray, **options: bool) -> Sample:
 
 def pixels_into(model: torch.nn.Module) -> list[torch.Tensor]:
     """Grows with each pass of the vision backbone."""
-    seen: list[torch.Tensor] = []
-    model.vla.vision_backbone.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach().clone()))
-    return seen
+    pixels: list[torch.Tensor] = []
+    model.vla.vision_backbone.register_forward_pre_hook(lambda _, inputs: pixels.append(inputs[0].detach().clone()))
+    return pixels
 
 
 def rows_of(images: torch.Tensor) -> Experience:
@@ -87,7 +87,7 @@ def test_every_stage_sees_the_same_pixels(folder: Path, shown: np.ndarray, setti
     if settings == TREATMENTS[-1]:
         shown = np.ascontiguousarray(shown[..., :32, :32, :])  # nothing resizes: they have the network's size
     actor, critic = Actor.from_pretrained(folder, **settings).eval(), Critic.from_pretrained(folder, **settings)
-    seen, judged = pixels_into(actor), pixels_into(critic)
+    actor_pixels, critic_pixels = pixels_into(actor), pixels_into(critic)
     sample = play(actor, shown)  # rollout, a decision at a time
     prepared = torch.cat([sample.images, sample.last_images[None]])
     assert torch.equal(prepared, torch.from_numpy(treated(shown, settings)))
@@ -100,9 +100,9 @@ def test_every_stage_sees_the_same_pixels(folder: Path, shown: np.ndarray, setti
     for row in range(S):  # each decision by itself, as in a batch of another size
         actor(**actor.score(batch.index(torch.tensor([row])), 1.6))
     expected = to_pixel_values(treated(shown, settings), actor.inputs.config)
-    assert len(seen) == (S - 1) + 3 + S and len(judged) == 1
-    assert torch.equal(torch.cat(seen[: S - 1]), expected[:-1])
-    for pixels in [*seen[S - 1 : S + 2], torch.cat(seen[S + 2 :]), *judged]:
+    assert len(actor_pixels) == (S - 1) + 3 + S and len(critic_pixels) == 1
+    assert torch.equal(torch.cat(actor_pixels[: S - 1]), expected[:-1])
+    for pixels in [*actor_pixels[S - 1 : S + 2], torch.cat(actor_pixels[S + 2 :]), *critic_pixels]:
         assert torch.equal(pixels, expected)
 
 
@@ -150,9 +150,7 @@ def test_an_observation_is_prepared_once_however_often_it_is_used(
 
 
 @pytest.mark.parametrize("settings", TREATMENTS, ids=str)
-def test_what_the_environment_rendered_is_kept_where_it_is_asked_for_and_differs(
-    folder: Path, shown: np.ndarray, settings: dict
-) -> None:
+def test_raw_images_are_kept_on_request_and_differ(folder: Path, shown: np.ndarray, settings: dict) -> None:
     shown = np.ascontiguousarray(shown[..., :32, :32, :])
     actor = Actor.from_pretrained(folder, **settings).eval()
     assert play(actor, shown).observed_images is None

@@ -1,4 +1,4 @@
-"""What `describe` says of folders, and the Auto classes of transformers."""
+"""`describe`, and the Auto classes of transformers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_folder_of_a_run_stands_for_its_policy(
     assert "no policy" in capsys.readouterr().err
 
 
-def test_a_regression_head_is_no_start(copy: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_regression_head_is_not_trainable_on_tokens(copy: Path, capsys: pytest.CaptureFixture) -> None:
     torch.save({}, copy / "action_head--150000_checkpoint.pt")
     described = describe(copy)
     assert described.loadable and not described.trainable
@@ -55,7 +55,7 @@ def test_a_regression_head_is_no_start(copy: Path, capsys: pytest.CaptureFixture
     assert "regression head" in capsys.readouterr().out
 
 
-def test_all_that_is_wrong_is_said_at_once(copy: Path) -> None:
+def test_all_problems_are_listed(copy: Path) -> None:
     (copy / "tokenizer.json").unlink()
     (copy / "dataset_statistics.json").unlink()
     config = json.loads((copy / "config.json").read_text())
@@ -67,7 +67,7 @@ def test_all_that_is_wrong_is_said_at_once(copy: Path) -> None:
     assert not describe(copy / "nowhere").loadable
 
 
-def test_auto_classes_load_what_is_saved(copy: Path) -> None:
+def test_auto_classes_load_a_saved_folder(copy: Path) -> None:
     config = json.loads((copy / "config.json").read_text())
     config["auto_map"] = {"AutoModel": "modeling_prismatic.OpenVLAForActionPrediction"}
     (copy / "config.json").write_text(json.dumps(config))

@@ -43,8 +43,8 @@ class Linear(NetworkPolicy):
         return {"images": images, "proprio": proprio, "lengths": torch.tensor([[float(len(i))] for i in instructions])}
 
     def hidden(self, trace: Any, *, images: Tensor, proprio: Tensor, lengths: Tensor) -> Tensor:
-        seen = torch.cat([images.float().mean((1, 2, 3)) / 255, proprio, lengths / 10], 1)
-        return torch.tanh(self.body(seen)).unflatten(1, (6, WIDTH))
+        inputs = torch.cat([images.float().mean((1, 2, 3)) / 255, proprio, lengths / 10], 1)
+        return torch.tanh(self.body(inputs)).unflatten(1, (6, WIDTH))
 
     def read_out(self, hidden: Tensor) -> Any:
         outputs = self.out(hidden)

@@ -39,7 +39,7 @@ SOFT_ACTORS = {
 
 @pytest.fixture(scope="module", params=[*SOFT_ACTORS, "dsrl"])
 def policy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SACPolicy:
-    """A policy whose weights are not those of the start."""
+    """A policy with perturbed weights."""
     torch.manual_seed(0)
     policy: Any
     if request.param == "dsrl":

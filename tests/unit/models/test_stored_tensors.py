@@ -75,6 +75,6 @@ def test_the_key_of_damaged_statistics_is_named(copy: Path, part: str, key: str,
     assert any(f"{part}.{key}" in text for text in describe(copy).problems)
 
 
-def test_ranges_of_zero_are_no_problem() -> None:
+def test_ranges_of_zero_are_valid() -> None:
     zeros = {name: [0.0, 0.0] for name in ("mean", "std", "min", "max", "q01", "q99")}
     assert value_problems({"toy": {"action": zeros | {"mask": [True, False]}, "num_transitions": 5}}) == []

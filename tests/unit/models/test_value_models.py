@@ -27,7 +27,7 @@ def _parts(folder: Path):
     return critic.vla, critic.inputs
 
 
-def test_a_new_critic_says_zero_everywhere(policy_folder: Path, rows: Experience) -> None:
+def test_values_of_a_new_critic_are_zero(policy_folder: Path, rows: Experience) -> None:
     critic = Critic.from_pretrained(policy_folder)
     values = critic(**critic.score(rows))
     assert values.shape == (3, T) and values.dtype == torch.float32
@@ -39,7 +39,7 @@ def test_a_critic_can_be_made_to_crop_like_its_actor(policy_folder: Path) -> Non
     assert Critic.from_pretrained(policy_folder, center_crop=True).inputs.config.center_crop
 
 
-def test_critic_starts_from_the_policy_and_is_a_network_of_its_own(policy_folder: Path) -> None:
+def test_critic_starts_from_the_policy_and_is_a_separate_network(policy_folder: Path) -> None:
     critic = Critic.from_pretrained(policy_folder)
     policy = OpenVLAForActionPrediction.from_pretrained(policy_folder)
     assert all(torch.equal(p, critic.vla.state_dict()[name]) for name, p in policy.state_dict().items())

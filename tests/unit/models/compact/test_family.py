@@ -1,4 +1,4 @@
-"""Folders of compact policies: what is refused, what can be set, and networks beside the policy."""
+"""Folders of compact policies: checks, settings, and critics and reward models next to the policy."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def edit(folder: Path, **changes: Any) -> None:
         {"column_width": True},
     ],
 )
-def test_configurations_that_no_network_can_have(changes: dict[str, Any], folder: Path) -> None:
+def test_invalid_configurations_are_refused(changes: dict[str, Any], folder: Path) -> None:
     edit(folder, **changes)
     with pytest.raises(ConfigError) as error:
         check_checkpoint(folder)
@@ -131,7 +131,7 @@ def test_settings_of_other_families_are_refused(folder: Path) -> None:
     assert [problem.flag for problem in problems] == ["lora_rank", "gradient_checkpointing", "attn_implementation"]
 
 
-def test_the_standard_deviation_can_be_set_anew(tmp_path: Path) -> None:
+def test_the_standard_deviation_can_be_reset(tmp_path: Path) -> None:
     folder = build(tmp_path / "policy", action_head="gaussian", action_std_init=0.5)
     overrides = checkpoint_overrides(folder, type("Flags", (), {"action_std_init": 0.2}))
     policy: Any = check_checkpoint(folder, overrides=overrides).load_policy()
@@ -185,8 +185,8 @@ def test_bfloat16(head: str, tmp_path: Path) -> None:
     policy.bfloat16()
     rounded = policy.act(batch.images.numpy(), batch.proprio.numpy(), batch.instructions, noise=None, temperature=1.0)
     trace = {name: torch.from_numpy(value) for name, value in rounded.trace.items()}
-    found = policy(**policy.score(batch.with_fields(trace=trace), 1.0), wants=("log_probs",))["log_probs"]
-    assert found.dtype == torch.float32 and torch.isfinite(found).all()
+    log_probs = policy(**policy.score(batch.with_fields(trace=trace), 1.0), wants=("log_probs",))["log_probs"]
+    assert log_probs.dtype == torch.float32 and torch.isfinite(log_probs).all()
     if head == "gaussian":
         np.testing.assert_allclose(rounded.actions, exact.actions, atol=0.1)
 

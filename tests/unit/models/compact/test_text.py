@@ -67,9 +67,9 @@ def test_joined_words_and_characters_are_words(encoder: TextEncoder) -> None:
 
 
 def test_bfloat16(encoder: TextEncoder) -> None:
-    found = copy.deepcopy(encoder).bfloat16()(features("reach the disc"))
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found[0].float(), vectors(encoder, "reach the disc")[0], rtol=0.1, atol=0.1)
+    encoded = copy.deepcopy(encoder).bfloat16()(features("reach the disc"))
+    assert encoded.dtype == torch.bfloat16
+    torch.testing.assert_close(encoded[0].float(), vectors(encoder, "reach the disc")[0], rtol=0.1, atol=0.1)
 
 
 @pytest.mark.parametrize("sentence", ["", "?!", "把红色的圆盘推到左边", "word " * 500, "x" * 10_000])

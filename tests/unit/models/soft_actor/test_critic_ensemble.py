@@ -15,13 +15,13 @@ M, F, SIZES = 3, 5, (7, 6)
 
 def ensemble(seed: int = 0, **options) -> CriticEnsemble:
     """With scales and shifts of the layer norms that are not 1 and 0."""
-    found = CriticEnsemble(F, SIZES, M, generator=torch.Generator().manual_seed(seed), **options).double()
+    critics = CriticEnsemble(F, SIZES, M, generator=torch.Generator().manual_seed(seed), **options).double()
     torch.manual_seed(seed)
     with torch.no_grad():
-        for norm in found.norms:
+        for norm in critics.norms:
             norm.weight.normal_()
             norm.bias.normal_()
-    return found
+    return critics
 
 
 def separate(whole: CriticEnsemble, member: int) -> nn.Sequential:
@@ -50,9 +50,9 @@ def test_it_is_separate_networks() -> None:
     gradient = torch.zeros_like(inputs)
     for member in range(M):
         single, x = separate(whole, member), inputs.detach().clone().requires_grad_()
-        found = single(x)[..., 0]
-        torch.testing.assert_close(values[member], found)
-        (found * factors[member]).sum().backward()
+        expected = single(x)[..., 0]
+        torch.testing.assert_close(values[member], expected)
+        (expected * factors[member]).sum().backward()
         gradient += x.grad
         for number, linear in enumerate(whole.linears):
             torch.testing.assert_close(linear.weight.grad[member].T, single[3 * number].weight.grad)
@@ -71,15 +71,15 @@ def test_some_critics_are_evaluated_alone() -> None:
 
 
 @pytest.mark.parametrize("init", ["default", "orthogonal"])
-def test_each_critic_starts_with_weights_of_its_own(init: str) -> None:
-    found = CriticEnsemble(F, (64, 64), M, init=init, generator=torch.Generator().manual_seed(0))
+def test_each_critic_draws_different_weights(init: str) -> None:
+    critics = CriticEnsemble(F, (64, 64), M, init=init, generator=torch.Generator().manual_seed(0))
     again = CriticEnsemble(F, (64, 64), M, init=init, generator=torch.Generator().manual_seed(0))
-    for linear, same in zip(found.linears, again.linears):
+    for linear, same in zip(critics.linears, again.linears):
         assert torch.equal(linear.weight, same.weight) and torch.equal(linear.bias, same.bias)
         assert linear.weight.dtype == torch.float32
         assert not torch.equal(linear.weight[0], linear.weight[1])
         assert linear.weight.isfinite().all() and linear.bias.isfinite().all()
-    for number, linear in enumerate(found.linears):
+    for number, linear in enumerate(critics.linears):
         if init == "orthogonal":
             gain = 2.0 if number < 2 else 1.0
             for weight in linear.weight:
@@ -93,15 +93,15 @@ def test_each_critic_starts_with_weights_of_its_own(init: str) -> None:
 
 
 def test_values_are_float32_also_under_autocast() -> None:
-    found = CriticEnsemble(F, SIZES, M)
+    critics = CriticEnsemble(F, SIZES, M)
     inputs = torch.randn(4, F)
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(found(inputs), found.forward(inputs.double()))
-        assert found(inputs.bfloat16()).dtype == torch.float32
-    values = found(inputs)
+        assert torch.equal(critics(inputs), critics.forward(inputs.double()))
+        assert critics(inputs.bfloat16()).dtype == torch.float32
+    values = critics(inputs)
     assert values.dtype == torch.float32
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(found(inputs), values)
+        assert torch.equal(critics(inputs), values)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Soft actors: what they decide, what is stored of it, and their folders."""
+"""Soft actors: decisions, stored transitions, and folders."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def act(policy: SoftActorPolicy, rows: int, noise: np.ndarray | None):
     config, rng = policy.config, np.random.default_rng(1)
     images = rng.integers(0, 256, (rows, config.num_images_in_input, 16, 16, 3)).astype(np.uint8)
     proprio = rng.normal(size=(rows, config.proprio_dim)).astype(np.float32)
-    words = [("reach the red disc", "reach the blue disc")[row % 2] for row in range(rows)]
-    decision = policy.act(images, proprio, words, noise=noise)
-    seen = (torch.from_numpy(proprio), torch.from_numpy(images), policy.sentences(words))
-    return decision, policy.encoder(*seen)
+    instructions = [("reach the red disc", "reach the blue disc")[row % 2] for row in range(rows)]
+    decision = policy.act(images, proprio, instructions, noise=noise)
+    observed = (torch.from_numpy(proprio), torch.from_numpy(images), policy.sentences(instructions))
+    return decision, policy.encoder(*observed)
 
 
 def draws(policy: SoftActorPolicy, rows: int) -> np.ndarray:
@@ -77,10 +77,12 @@ def test_it_acts_for_the_task_itself() -> None:
     proprio, images = rng.normal(size=(5, 4)).astype(np.float32), np.zeros((5, 0, 16, 16, 3), np.uint8)
     decision = policy.act(images, proprio, [""] * 5, noise=None)
     for goal in range(3):
-        seen = with_goals(torch.from_numpy(proprio), torch.full((5,), goal), 3)
-        assert torch.equal(seen[:, 4:], torch.eye(3)[[goal] * 5])
-        features = policy.encoder(seen, None, None)
-        assert torch.equal(features[:, 4:], seen[:, 4:]) and torch.allclose(features[:, :4], (seen[:, :4] - 0.5) / 2)
+        observed = with_goals(torch.from_numpy(proprio), torch.full((5,), goal), 3)
+        assert torch.equal(observed[:, 4:], torch.eye(3)[[goal] * 5])
+        features = policy.encoder(observed, None, None)
+        assert torch.equal(features[:, 4:], observed[:, 4:]) and torch.allclose(
+            features[:, :4], (observed[:, :4] - 0.5) / 2
+        )
         values, *_ = policy.network(features, torch.zeros(5, 1, 6))
         assert np.allclose(decision.trace["action"], values[:, 0].detach().numpy(), atol=1e-6) == (goal == 0)
     with pytest.raises(ConfigError, match="goals are read with proprio"):

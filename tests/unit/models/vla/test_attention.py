@@ -23,12 +23,12 @@ def slow_flash(q, k, v, causal=False):
 
 
 def slow_packed(q, k, v, starts_q, starts_k, longest_q, longest_k, causal=False):
-    parts = []
+    attended = []
     for i in range(len(starts_q) - 1):
-        rows, seen = slice(starts_q[i], starts_q[i + 1]), slice(starts_k[i], starts_k[i + 1])
-        assert rows.stop - rows.start <= longest_q and seen.stop - seen.start <= longest_k
-        parts.append(slow_flash(q[None, rows], k[None, seen], v[None, seen], causal)[0])
-    return torch.cat(parts)
+        rows, keys = slice(starts_q[i], starts_q[i + 1]), slice(starts_k[i], starts_k[i + 1])
+        assert rows.stop - rows.start <= longest_q and keys.stop - keys.start <= longest_k
+        attended.append(slow_flash(q[None, rows], k[None, keys], v[None, keys], causal)[0])
+    return torch.cat(attended)
 
 
 @pytest.fixture
@@ -86,6 +86,6 @@ def test_the_whole_model_is_the_same_with_either_kernel(tmp_path, statistics, va
         model.set_attention("eager")
 
 
-def test_configuration_names_no_kernel():
+def test_kernels_in_the_configuration_are_ignored():
     """The kernel is the machine's affair, not the checkpoint's."""
     assert "attn_implementation" not in OpenVLAConfig().to_dict()

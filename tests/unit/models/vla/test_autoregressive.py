@@ -97,14 +97,14 @@ def test_mixed_prompts_equal_single_ones(model, batch):
 
 
 def test_image_and_prompt_pass_once(model, batch):
-    seen, towers = [], []
+    lengths, towers = [], []
     model.language_model.model.layers[0].self_attn.k_proj.register_forward_hook(
-        lambda module, inputs, _: seen.append(inputs[0].shape[1])
+        lambda module, inputs, _: lengths.append(inputs[0].shape[1])
     )
     model.vision_backbone.register_forward_hook(lambda *_: towers.append(1))
     model.act_step_by_step(*batch)
     prefix = 2 * 16 + 1 + batch[0].shape[1]
-    assert seen == [prefix] + [1] * 6 and len(towers) == 1
+    assert lengths == [prefix] + [1] * 6 and len(towers) == 1
 
 
 @torch.no_grad()

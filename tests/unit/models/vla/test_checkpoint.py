@@ -1,4 +1,4 @@
-"""Checkpoint folders: what is read, what is written, and what is refused."""
+"""Checkpoint folders: reading, writing, errors."""
 
 from __future__ import annotations
 

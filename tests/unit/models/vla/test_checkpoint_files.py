@@ -24,7 +24,7 @@ def copy(tiny_folder, tmp_path):
 
 @pytest.fixture
 def adapted(tiny_folder, tmp_path):
-    """A policy with trained adapters on everything linear, and what it wrote."""
+    """A policy with trained adapters on all linear layers, and its folder."""
     actor = Actor.from_pretrained(tiny_folder, ActorConfig(lora_rank=3, lora_alpha=6, lora_targets=("all-linear",)))
     with torch.no_grad():
         for name, parameter in actor.named_parameters():
@@ -129,14 +129,14 @@ def test_an_adapter_of_another_model_is_named(adapted, tmp_path):
         (lambda f: edit_config(f, model_variant="autoregressive"), "autoregressive", "config.json says so"),
     ],
 )
-def test_the_variant_is_told_by_the_files(tmp_path, tiny_folder, prepare, variant, reason):
+def test_the_variant_is_detected_from_the_files(tmp_path, tiny_folder, prepare, variant, reason):
     folder = shutil.copytree(tiny_folder, tmp_path / "folder")
     edit_config(folder, model_variant=None)
     tensors = load_file(folder / "model.safetensors")
     save_file({k: v for k, v in tensors.items() if "proprio" not in k}, folder / "model.safetensors")
     prepare(folder)
-    found = detect_variant(folder, read_config(folder), find_tensors(folder), None)
-    assert found[0] == variant and reason in found[1]
+    detected = detect_variant(folder, read_config(folder), find_tensors(folder), None)
+    assert detected[0] == variant and reason in detected[1]
 
 
 def edit_config(folder, **changes):
@@ -163,7 +163,7 @@ def test_a_regression_head_travels_with_its_weights(copy, tmp_path):
     assert (tmp_path / "out" / name).read_bytes() == (copy / name).read_bytes()
 
 
-def test_shards_are_written_and_replace_what_was_there(copy):
+def test_shards_replace_earlier_files(copy):
     from rlvla.models.vla.checkpoint import save_folder
 
     before = load(copy)

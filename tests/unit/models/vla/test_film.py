@@ -1,4 +1,4 @@
-"""FiLM: vision blocks modulated by the mean language embedding, kept in a file of its own as OpenVLA-OFT writes it."""
+"""FiLM: vision blocks modulated by the mean language embedding, in a separate file as written by OpenVLA-OFT."""
 
 from __future__ import annotations
 

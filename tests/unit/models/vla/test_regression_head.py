@@ -1,4 +1,4 @@
-"""The regression head of OFT: what it computes, and its files, which survive a round trip to the bit."""
+"""The regression head of OFT, and its files, which survive a round trip to the bit."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def reference_head(state: dict[str, torch.Tensor], hidden: torch.Tensor, actions
     return x @ p["fc2.weight"].T + p["fc2.bias"]
 
 
-def test_the_head_computes_what_the_public_one_does(public: Path) -> None:
+def test_the_head_equals_the_public_one(public: Path) -> None:
     model = load(public, model_variant="oft_regression", dtype=torch.float32)
     given = inputs(model)
     with torch.no_grad():
@@ -158,7 +158,7 @@ def test_features_move_the_standard_deviation_within_bounds() -> None:
     assert log_std.exp().max() <= MAX_STD + 1e-6 and log_std[..., 1].std() > 0
 
 
-def test_an_action_reads_its_own_hidden_states_alone() -> None:
+def test_an_action_depends_on_its_hidden_states_only() -> None:
     torch.manual_seed(0)
     head, hidden = RegressionHead(4, 2), torch.randn(1, 6, 4)
     changed = hidden.clone()
@@ -173,8 +173,8 @@ def test_adapters_leave_the_head_trainable_and_in_the_export(public: Path, tmp_p
     assert not [name for name in layers if name.startswith("action_")]
     adapted = add_adapters(model, layers, 2, 4)
     trainable = {name.removeprefix("base_model.model.") for name, p in adapted.named_parameters() if p.requires_grad}
-    parts = {f"{part}.{name}" for part in ("action_head", "action_std") for name in getattr(model, part).state_dict()}
-    assert parts == {name for name in trainable if ".lora_" not in name}
+    names = {f"{part}.{name}" for part in ("action_head", "action_std") for name in getattr(model, part).state_dict()}
+    assert names == {name for name in trainable if ".lora_" not in name}
     with torch.no_grad():
         model.action_std.log_std.fill_(-1.5)
     plain = load(public, model_variant="oft_regression", dtype=torch.float32)
@@ -194,7 +194,7 @@ def refuse(folder: Path, part: str, **overrides) -> None:
         load(folder, **{"model_variant": "oft_regression", **overrides})
 
 
-def test_what_cannot_be_a_regression_policy_is_refused(public: Path, tiny_folder: Path) -> None:
+def test_other_heads_are_refused(public: Path, tiny_folder: Path) -> None:
     refuse(tiny_folder, "has no regression head")
     refuse(public, "action_std 'none' is unknown", action_std="none")
     refuse(public, "action_std_init is 0.0;", action_std_init=0.0)

@@ -39,8 +39,8 @@ def decode(llama: LlamaForCausalLM, prompt: torch.Tensor, uniforms: torch.Tensor
     tokens: list[torch.Tensor] = []
     log_probs = []
     for step in range(steps):
-        words = llama.model.embed_tokens(torch.stack(tokens)) if tokens else prompt[:0]
-        logits = llama(inputs_embeds=torch.cat([prompt, words])[None]).logits[:, -1:].float()
+        embeddings = llama.model.embed_tokens(torch.stack(tokens)) if tokens else prompt[:0]
+        logits = llama(inputs_embeds=torch.cat([prompt, embeddings])[None]).logits[:, -1:].float()
         drawn = None if uniforms is None else uniforms[None, step : step + 1]
         tokens.append(pick_tokens(logits, TEMPERATURE, drawn)[0, 0])
         log_probs.append(torch.log_softmax(logits[0, 0] / TEMPERATURE, -1)[tokens[-1]])
@@ -61,20 +61,20 @@ def test_a_stock_llama_decides_as_the_policy_does(policy: Any, greedy: bool) -> 
             decode(llama, prompt[:length], None if greedy else torch.from_numpy(drawn), policy.spec.columns)
             for prompt, length, drawn in zip(prompts.embeddings, prompts.lengths, noise)
         ]
-    found = served.decision(*map(np.stack, zip(*decided)))
-    np.testing.assert_array_equal(found.trace["tokens"], wanted.trace["tokens"])
-    np.testing.assert_allclose(found.log_probs, wanted.log_probs, atol=1e-5, rtol=0)
-    np.testing.assert_array_equal(found.actions, wanted.actions)
+    decision = served.decision(*map(np.stack, zip(*decided)))
+    np.testing.assert_array_equal(decision.trace["tokens"], wanted.trace["tokens"])
+    np.testing.assert_allclose(decision.log_probs, wanted.log_probs, atol=1e-5, rtol=0)
+    np.testing.assert_array_equal(decision.actions, wanted.actions)
 
 
-def test_it_has_no_words_but_the_action_tokens(policy: Any) -> None:
+def test_its_vocabulary_is_the_action_tokens(policy: Any) -> None:
     served = policy.token_decoder()
     assert served.config()["vocab_size"] == policy.inputs.config.n_action_bins
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         assert len(served.weights()[name]) == policy.inputs.config.n_action_bins
 
 
-def test_the_copy_for_prompts_has_no_decoder_and_leaves_the_policy_whole(policy: Any) -> None:
+def test_the_copy_for_prompts_has_no_decoder_and_does_not_change_the_policy(policy: Any) -> None:
     before = sum(p.numel() for p in policy.parameters())
     embedder = policy.without_decoder()
     assert not any("layers" in name or "lm_head" in name for name, _ in embedder.named_parameters())
@@ -83,7 +83,7 @@ def test_the_copy_for_prompts_has_no_decoder_and_leaves_the_policy_whole(policy:
     assert not any(p.data_ptr() in theirs for p in embedder.parameters())
 
 
-def test_what_is_decoded_at_once_is_not_served(policy: Any, policy_folder: Path) -> None:
+def test_policies_that_decode_at_once_are_not_served(policy: Any, policy_folder: Path) -> None:
     assert undecodable(policy.spec) is None
     assert "in one pass" in str(undecodable(check_checkpoint(policy_folder).spec))
     assert "continuous actions" in str(undecodable(replace(policy.spec, token_by_token=False, noise="normal")))

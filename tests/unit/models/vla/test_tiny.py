@@ -118,8 +118,8 @@ def test_tokenizer_encodes_anything(tiny_folder):
         assert ids[0] == 1 and 0 not in ids
         if "<" not in sentence:
             assert tokenizer.decode(ids, skip_special_tokens=True) == build_prompt(sentence)
-    known = tokenizer("lift the red cube")["input_ids"]
-    assert len(known) == 5, "BOS and one token for each word of a task sentence"
+    trained_words = tokenizer("lift the red cube")["input_ids"]
+    assert len(trained_words) == 5, "BOS and one token for each word of a task sentence"
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b'{"a": "\xff"}', b'{"model": {"vocab": {"a": -1}}}'])
@@ -142,7 +142,7 @@ def test_tokenizer_files_are_written_again_only_if_they_can_be_read(tiny_folder,
 
 
 def test_every_version_of_the_public_libraries_reads_the_files(tiny_folder):
-    """What transformers 4.40 and tokenizers 0.19 need; tests/integration/test_public_openvla.py runs them."""
+    """Files for transformers 4.40 and tokenizers 0.19; tests/integration/test_public_openvla.py runs them."""
     settings, content, config = (
         json.loads((tiny_folder / name).read_text())
         for name in ("tokenizer_config.json", "tokenizer.json", CONFIG_FILE)
@@ -179,6 +179,6 @@ def test_text_never_becomes_action_tokens():
     assert max(tokenizer(build_prompt("stack the zebra"))["input_ids"]) < first_action
 
 
-def test_no_sentences_are_refused():
+def test_sentences_are_required():
     with pytest.raises(ConfigError, match="at least one task sentence"):
         train_tokenizer(["  "])
