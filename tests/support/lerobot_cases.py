@@ -32,15 +32,15 @@ class Case:
     asked: dict[str, Any] = field(default_factory=dict)  # further entries of the request
 
     def request(self) -> dict[str, Any]:
-        """What LeRobot is asked to build."""
+        """The request to LeRobot for this policy."""
         rng = np.random.default_rng(self.seed + 100)
         statistics = {}
         for key, size in (("observation.state", self.state_dim), ("action", self.action_dim)):
             low, width = rng.normal(size=size), rng.uniform(0.5, 2.0, size)
-            parts = {"min": low, "q01": low + 0.05 * width, "q10": low + 0.2 * width, "mean": low + 0.5 * width}
-            parts |= {"q90": low + 0.8 * width, "q99": low + 0.95 * width, "max": low + width, "std": 0.3 * width}
-            parts["max"][0] = parts["q99"][0] = parts["min"][0] = parts["q01"][0]  # a joint that never moves
-            statistics[key] = {name: values.tolist() for name, values in parts.items()}
+            values = {"min": low, "q01": low + 0.05 * width, "q10": low + 0.2 * width, "mean": low + 0.5 * width}
+            values |= {"q90": low + 0.8 * width, "q99": low + 0.95 * width, "max": low + width, "std": 0.3 * width}
+            values["max"][0] = values["q99"][0] = values["min"][0] = values["q01"][0]  # a joint that never moves
+            statistics[key] = {name: numbers.tolist() for name, numbers in values.items()}
         inputs: dict[str, Any] = {"observation.state": ["STATE", [self.state_dim]]}
         inputs |= {f"observation.images.{name}": ["VISUAL", [3, 64, 64]] for name in self.cameras}
         return {
@@ -56,7 +56,7 @@ class Case:
 
 
 class Network(Protocol):
-    """What the networks of the families have in common."""
+    """A network with a velocity."""
 
     def velocity(self, prefix: Any, x: Tensor, t: Tensor) -> Tensor:
         """Velocities [B, R, C, D]."""
@@ -89,10 +89,10 @@ def padded(vectors: np.ndarray, size: int) -> np.ndarray:
 
 def with_missing_cameras(images: Tensor, missing: int) -> tuple[Tensor, Tensor]:
     """Images [B, N, ...] followed by `missing` black ones, and the mask [B, N + missing]."""
-    seen = images.shape[1]
+    present = images.shape[1]
     images = torch.cat([images, -torch.ones_like(images[:, :1]).expand(-1, missing, -1, -1, -1)], dim=1)
     mask = torch.zeros(images.shape[:2], dtype=torch.bool)
-    mask[:, :seen] = True
+    mask[:, :present] = True
     return images, mask
 
 
@@ -108,7 +108,7 @@ def euler(network: Network, prefix: Any, noise: Tensor, steps: int) -> Tensor:
 def differences(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Largest difference of each output, relative to its largest number if that is above 1; infinite for another shape.
 
-    A single number is no scale: denoising multiplies rounding, which differs between CPUs, all over the chunk.
+    Not relative to single numbers: denoising amplifies rounding, which differs between CPUs, all over the chunk.
     Keys and values of padding differ, and nothing reads them; LeRobot's prefix may have more padding at its end.
     """
     largest = {}

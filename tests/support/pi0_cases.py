@@ -1,4 +1,4 @@
-"""Small pi0 and pi0.5 policies with fixed weights, and what this program computes for them.
+"""Small pi0 and pi0.5 policies with fixed weights, and their outputs in rlvla.
 
 `benchmarks/lerobot_agreement.py --family pi0` compares that with LeRobot and records LeRobot's side in tests/data/pi0.
 """
@@ -99,7 +99,7 @@ def prepare(case: Case, folder: Path) -> None:
 
 
 def recorded_folder(name: str, folder: Path) -> Path:
-    """The folder that LeRobot wrote for a case, with its weights drawn anew."""
+    """The folder that LeRobot wrote for a case, with its weights drawn again."""
     case = CASES[name]
     shutil.copytree(VECTORS / name, folder, ignore=shutil.ignore_patterns("outputs.npz"))
     prepare(case, folder)
@@ -122,12 +122,12 @@ def full_shapes(family: str) -> dict[str, tuple[int, ...]]:
 
 @torch.no_grad()
 def computed_like(checkpoint: Pi0Files, case: Case, theirs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What this program makes of the observations, under the names of LeRobot's record."""
+    """Outputs for the observations, under the names of LeRobot's record."""
     given, config = observations(case), checkpoint.config
     network = checkpoint.load_network()
     keys = [key for key in config.features.cameras if key in given]
-    seen = torch.stack([checkpoint.pixels(torch.from_numpy(given[key])) for key in keys], dim=1)
-    images, image_mask = with_missing_cameras(seen, len(config.features.cameras) - len(keys))
+    pixels = torch.stack([checkpoint.pixels(torch.from_numpy(given[key])) for key in keys], dim=1)
+    images, image_mask = with_missing_cameras(pixels, len(config.features.cameras) - len(keys))
     normalized = checkpoint.processors.state.normalize(given["observation.state"])
     state = torch.from_numpy(padded(normalized, config.max_state_dim))
     tokens, token_mask = checkpoint.prompts([str(task) for task in given["tasks"]], state[:, : case.state_dim])

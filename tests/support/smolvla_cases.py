@@ -1,4 +1,4 @@
-"""Small SmolVLA policies with fixed weights, and what this program computes for them.
+"""Small SmolVLA policies with fixed weights, and their outputs in rlvla.
 
 `benchmarks/lerobot_agreement.py` compares that with LeRobot and records LeRobot's side in tests/data/smolvla.
 """
@@ -92,7 +92,7 @@ def write_weights(checkpoint_config: Any, case: Case, folder: Path) -> None:
 
 
 def recorded_folder(name: str, folder: Path) -> Path:
-    """The folder that LeRobot wrote for a case, with its weights drawn anew."""
+    """The folder that LeRobot wrote for a case, with its weights drawn again."""
     from rlvla.models.smolvla.config import SmolVLAConfig
 
     case = CASES[name]
@@ -112,7 +112,7 @@ def record_positions(network: SmolVLANetwork) -> list[Tensor]:
 
 
 def computed_like(checkpoint: SmolVLAFiles, case: Case, theirs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What `computed` gives with the positions of image patches that LeRobot used, if those can be had."""
+    """`computed` with the positions of image patches that LeRobot used, if available."""
     ours = computed(checkpoint, case)
     if np.array_equal(ours["positions"], theirs["positions"]):
         return ours
@@ -121,14 +121,16 @@ def computed_like(checkpoint: SmolVLAFiles, case: Case, theirs: dict[str, np.nda
 
 @torch.no_grad()
 def computed(checkpoint: SmolVLAFiles, case: Case, *, shifted_positions: bool = False) -> dict[str, np.ndarray]:
-    """What this program makes of the observations, under the names of LeRobot's record."""
+    """Outputs for the observations, under the names of LeRobot's record."""
     given, config = observations(case), checkpoint.config
     network = checkpoint.load_network(shifted_positions=shifted_positions)
     positions = record_positions(network)
     keys = [key for key in config.features.cameras if key in given]
     size = config.image_size or 0
-    seen = torch.stack([to_network_range(torch.from_numpy(given[key]), size) for key in keys], dim=1)
-    images, image_mask = with_missing_cameras(seen, min(config.empty_cameras, len(config.features.cameras) - len(keys)))
+    pixels = torch.stack([to_network_range(torch.from_numpy(given[key]), size) for key in keys], dim=1)
+    images, image_mask = with_missing_cameras(
+        pixels, min(config.empty_cameras, len(config.features.cameras) - len(keys))
+    )
     tokens, token_mask = checkpoint.tokenizer([str(task) for task in given["tasks"]])
     normalized = checkpoint.processors.state.normalize(given["observation.state"])
     state = torch.from_numpy(padded(normalized, config.max_state_dim))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rlvla.models.lerobot.config import LeRobotConfig
 
-ROPE_BASE = 10_000.0  # whatever the configuration of the vision-language model says
+ROPE_BASE = 10_000.0  # as in LeRobot, regardless of the vision-language model's configuration
 Rotation = tuple[Tensor, Tensor]
 
 
@@ -339,8 +339,8 @@ class FlowNetwork(nn.Module):
     def part_of(self, name: str) -> str:
         """The part with a parameter: "vision", "language", "state", "expert", "output"; "" if nothing reads it."""
         if not name.startswith(self.vlm):
-            parts = {"state_proj": "state", "action_out_proj": "output"}
-            return parts.get(name.removeprefix("model.").partition(".")[0], "expert")
+            named = {"state_proj": "state", "action_out_proj": "output"}
+            return named.get(name.removeprefix("model.").partition(".")[0], "expert")
         if name.startswith((f"{self.vlm}lm_head.", f"{self.language}norm.")):
             return ""
         if not name.startswith(self.language):

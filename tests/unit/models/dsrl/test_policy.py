@@ -1,4 +1,4 @@
-"""Actors over the noise of a flow policy: what is executed and stored, their folders, and the base they need."""
+"""DSRL actors: executed actions, stored observations, folders, and the base policy."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def policy_of(base: Path, **options: Any) -> DSRLPolicy:
     return policy
 
 
-def seen(policy: Any) -> tuple[np.ndarray, np.ndarray, list[str]]:
+def observations(policy: Any) -> tuple[np.ndarray, np.ndarray, list[str]]:
     rng, side = np.random.default_rng(1), policy.spec.image_size or 16
     images = rng.integers(0, 256, (ROWS, 1, side, side, 3)).astype(np.uint8)
     proprio = rng.normal(size=(ROWS, 2)).astype(np.float32)
@@ -74,7 +74,7 @@ def draws(policy: Any) -> np.ndarray:
 
 
 def along_the_ode(base: Any, observed: tuple, start: np.ndarray) -> np.ndarray:
-    """What the base itself executes, greedily, when denoising starts from `start` [B, C, M]."""
+    """Greedy actions of the base with `start` [B, C, M] as initial noise."""
     width = base.spec.noise_shape[0]
     noise = np.pad(start.reshape(ROWS, -1), ((0, 0), (0, width - start[0].size)))
     return base.act(*observed, noise=noise, greedy=True).actions
@@ -83,52 +83,54 @@ def along_the_ode(base: Any, observed: tuple, start: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("repeat", [False, True])
 def test_the_base_executes_the_noise_that_was_chosen(base: Path, repeat: bool) -> None:
     policy = policy_of(base, repeat_noise=repeat)
-    decision = policy.act(*seen(policy), noise=draws(policy))
+    decision = policy.act(*observations(policy), noise=draws(policy))
     length, width = policy.base.spec.start_shape
     chosen = 0.7 * decision.trace["action"].reshape(ROWS, -1, 2)
     assert chosen.shape[1] == (1 if repeat else policy.spec.action_chunk_len)
     assert np.abs(chosen).max() < 0.7 and np.ptp(chosen) > 0.5
     start = np.zeros((ROWS, length, width), np.float32)
     start[..., :2] = np.concatenate([chosen, *[chosen[:, -1:]] * (length - chosen.shape[1])], 1)
-    expected = along_the_ode(policy.base, seen(policy), start)
+    expected = along_the_ode(policy.base, observations(policy), start)
     assert np.allclose(decision.actions, expected, atol=1e-6)
-    moved = along_the_ode(policy.base, seen(policy), start + 0.1)
+    moved = along_the_ode(policy.base, observations(policy), start + 0.1)
     assert np.abs(moved - expected).max() > 1e-3, "the noise decides what is executed"
 
 
 def test_random_decisions_start_from_standard_normal_noise(base: Path) -> None:
     policy = policy_of(base)
-    greedy = policy.act(*seen(policy), noise=None)
+    greedy = policy.act(*observations(policy), noise=None)
     policy.random_actions = True
     drawn = draws(policy)
-    decision = policy.act(*seen(policy), noise=drawn)
+    decision = policy.act(*observations(policy), noise=drawn)
     assert np.allclose(0.7 * decision.trace["action"], drawn[:, 1:], atol=1e-6) and np.abs(drawn).max() > 1
-    assert np.array_equal(policy.act(*seen(policy), noise=None).actions, greedy.actions), "evaluations do not explore"
+    assert np.array_equal(policy.act(*observations(policy), noise=None).actions, greedy.actions), (
+        "evaluations do not explore"
+    )
 
 
 def test_a_new_actor_begins_near_the_middle_of_the_noise(base: Path) -> None:
     policy: Any = new(base).load_policy()
-    decision = policy.act(*seen(policy), noise=None)
+    decision = policy.act(*observations(policy), noise=None)
     start = np.zeros((ROWS, *policy.base.spec.start_shape), np.float32)
     assert np.abs(decision.trace["action"]).max() < 0.3
-    assert np.abs(decision.actions - along_the_ode(policy.base, seen(policy), start)).max() < 0.3
+    assert np.abs(decision.actions - along_the_ode(policy.base, observations(policy), start)).max() < 0.3
 
 
-def test_what_is_stored_is_what_the_base_would_say_again(base: Path) -> None:
+def test_stored_observations_equal_the_base_summaries(base: Path) -> None:
     policy = policy_of(base)
-    images, proprio, words = seen(policy)
-    found = []
+    images, proprio, instructions = observations(policy)
+    samples = []
     for first in (0, ROWS // 2):
         rows = slice(first, first + ROWS // 2 - 1)
-        trace = policy.act(images[rows], proprio[rows], words[rows], noise=None).trace
+        trace = policy.act(images[rows], proprio[rows], instructions[rows], noise=None).trace
         last = {"last_images": images[rows.stop], "last_proprio": proprio[rows.stop]}
-        sample = {"trace": trace, **last, "last_instruction": words[rows.stop]}
+        sample = {"trace": trace, **last, "last_instruction": instructions[rows.stop]}
         kept = {name: torch.from_numpy(value) for name, value in trace.items()}
         last = {name: torch.from_numpy(value) for name, value in last.items()}
-        found.append(SimpleNamespace(**{**sample, "trace": kept, **last}))
-    stored = np.concatenate([columns["proprio"] for columns in policy.stored_observations(found)])
+        samples.append(SimpleNamespace(**{**sample, "trace": kept, **last}))
+    stored = np.concatenate([columns["proprio"] for columns in policy.stored_observations(samples)])
     with torch.no_grad():
-        summary = policy.base.summary(policy.base.encode(images, proprio, words)).numpy()
+        summary = policy.base.summary(policy.base.encode(images, proprio, instructions)).numpy()
     assert np.allclose(stored, np.concatenate([summary, proprio], 1), atol=1e-5)
     assert stored.shape == (ROWS, policy.settings.state_dim) and np.ptp(stored, axis=0)[: summary.shape[1]].max() > 0.01
 
@@ -156,11 +158,11 @@ def test_a_folder_holds_the_actor_and_finds_its_base(base: Path, tmp_path: Path)
     policy.save_pretrained(folder)
     read = check_checkpoint(folder, overrides=checkpoint_overrides(folder, SimpleNamespace())).load_policy()
     assert read.spec == policy.spec and read.spec.reads_images, "the flow policy sees the cameras"
-    expected = policy.act(*seen(policy), noise=draws(policy)).actions
-    assert np.array_equal(read.act(*seen(read), noise=draws(read)).actions, expected)
+    expected = policy.act(*observations(policy), noise=draws(policy)).actions
+    assert np.array_equal(read.act(*observations(read), noise=draws(read)).actions, expected)
     (tmp_path / "here").rename(tmp_path / "there")  # moved together
     read = check_checkpoint(tmp_path / "there" / "run" / "policy").load_policy()
-    assert np.array_equal(read.act(*seen(read), noise=draws(read)).actions, expected)
+    assert np.array_equal(read.act(*observations(read), noise=draws(read)).actions, expected)
     described = describe(tmp_path / "there" / "run" / "policy")
     assert described.loadable and str(tmp_path / "there" / "base") in described.facts["base"]
 
@@ -206,10 +208,10 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_base_that_is_not_the_same_is_refused(damage: str, actor: Path) -> None:
-    change, words = DAMAGES[damage]
+    change, excerpt = DAMAGES[damage]
     check_checkpoint(actor)
     change(actor)
-    with pytest.raises(ConfigError, match=words) as caught:
+    with pytest.raises(ConfigError, match=excerpt) as caught:
         check_checkpoint(actor)
     assert damage == "width" or len(caught.value.problems) == 1
 

@@ -59,7 +59,7 @@ def test_a_stored_chain_has_the_log_prob_it_was_sampled_with(settings: FlowSetti
 
 @pytest.mark.parametrize("steps", [1, 4, 10])
 @pytest.mark.parametrize("method", METHODS)
-def test_steps_that_are_scored_on_their_own_sum_to_the_chain(method: str, steps: int) -> None:
+def test_separate_step_scores_sum_to_the_chain(method: str, steps: int) -> None:
     """In the order (action, step, dimension); log-probs, entropy and KL alike."""
     if (method, steps) == ("cps", 1):
         pytest.skip("cps needs two steps")
@@ -67,16 +67,16 @@ def test_steps_that_are_scored_on_their_own_sum_to_the_chain(method: str, steps:
     apart = replace(joint, asked_scores="step_log_probs")
     assert apart.scores == "step_log_probs" and replace(apart, noisy_steps="one").scores == "log_probs"
     sampled = distribution(apart).sample(noise(apart))
-    whole, parts = (distribution(settings).given(sampled.trace) for settings in (joint, apart))
+    whole, steps_apart = (distribution(settings).given(sampled.trace) for settings in (joint, apart))
     assert sampled.log_probs.shape == (ROWS, 6 * steps)
-    torch.testing.assert_close(parts.log_prob({}), sampled.log_probs, atol=1e-5, rtol=0)
+    torch.testing.assert_close(steps_apart.log_prob({}), sampled.log_probs, atol=1e-5, rtol=0)
     if method == "cps" or steps == 10:  # its last steps are shorter than the floor
         return
-    pairs = [(parts.log_prob({}), whole.log_prob({}))]
+    pairs = [(steps_apart.log_prob({}), whole.log_prob({}))]
     other = {"mean": whole.parameters()["mean"] + 0.1, "std": whole.parameters()["std"]}
-    pairs.append((parts.kl(other), whole.kl(other)))
+    pairs.append((steps_apart.kl(other), whole.kl(other)))
     if method == "noise":
-        pairs.append((parts.entropy(), whole.entropy()))
+        pairs.append((steps_apart.entropy(), whole.entropy()))
     for columns, summed in pairs:
         torch.testing.assert_close(columns.view(ROWS, 3, steps, 2).sum(2).flatten(1), summed, atol=1e-4, rtol=0)
     one = columns_of_step(sampled.trace["chain"], steps - 1, steps, 0.9) if method == "sde" else None
@@ -169,7 +169,7 @@ def test_a_chain_is_scored_with_the_noise_level_it_was_sampled_with() -> None:
 
 
 @pytest.mark.parametrize("noisy", NOISY)
-def test_what_is_not_executed_carries_no_noise_of_its_own(noisy: str) -> None:
+def test_surplus_actions_carry_no_noise(noisy: str) -> None:
     """Padding and actions past the executed ones follow the ODE and add nothing to the log-probs."""
     settings, whole = FlowSettings("sde", 0.5, 4, noisy), (5, 4)
     flow = FlowDistribution(velocity, settings, CHUNK, torch.zeros(ROWS, 1), denoised=whole)

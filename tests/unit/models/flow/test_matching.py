@@ -72,7 +72,7 @@ def test_the_ratio_of_a_decision_is_that_of_fpo(steps: int) -> None:
     assert 0 <= measured["pg_clipfrac"] <= 1
 
 
-def test_what_was_never_executed_neither_counts_nor_learns() -> None:
+def test_masked_columns_get_no_gradient() -> None:
     """Masked columns get no gradient; the rest of the row counts as before."""
     sampled = of(4).sample(noise())
     new = of(4, other).log_prob(sampled.trace).requires_grad_()

@@ -54,7 +54,7 @@ def test_flags_precede_the_record_and_the_record_the_defaults(tmp_path: Path) ->
     assert (settings.flow.method, settings.flow.noise_level, settings.flow.steps) == ("cps", 0.7, 3)
 
 
-def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+def test_written_settings_are_read_back(tmp_path: Path) -> None:
     settings, _ = read(tmp_path, {**ORDERED, "unnorm_key": "toy", "flow_eval_noise": "zero"}, flow_method="noise")
     again, problems = read(tmp_path, settings.to_json())
     assert not problems and again == settings
@@ -86,7 +86,7 @@ def test_images_come_in_the_order_of_the_features(
         ({"critic_features": "both"}, ("critic_features", "out_of_range")),
     ],
 )
-def test_settings_that_cannot_be(given: dict[str, Any], expected: tuple[str, str], tmp_path: Path) -> None:
+def test_invalid_settings(given: dict[str, Any], expected: tuple[str, str], tmp_path: Path) -> None:
     assert expected in kinds(read(tmp_path, **given)[1])
 
 

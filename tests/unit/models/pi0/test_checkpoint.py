@@ -177,10 +177,10 @@ def test_an_instruction_beyond_the_vocabulary(pi0_folder: Path) -> None:
     """PaliGemma's tokenizer has a token for images that the embedding does not have, and prompts do not use."""
     checkpoint = check_pi0(pi0_folder)
     texts, state = ["x", "pick up the cube"], torch.zeros(2, 3)
-    known = int(checkpoint.prompts(texts, state)[0].max())
-    replace(checkpoint, sizes=replace(checkpoint.sizes, vocabulary=known + 1)).prompts(texts, state)
+    largest = int(checkpoint.prompts(texts, state)[0].max())
+    replace(checkpoint, sizes=replace(checkpoint.sizes, vocabulary=largest + 1)).prompts(texts, state)
     with pytest.raises(ConfigError, match="pick up the cube"):
-        replace(checkpoint, sizes=replace(checkpoint.sizes, vocabulary=known)).prompts(texts, state)
+        replace(checkpoint, sizes=replace(checkpoint.sizes, vocabulary=largest)).prompts(texts, state)
 
 
 def test_images(checkpoint: Pi0Files) -> None:
@@ -254,12 +254,12 @@ BAD: dict[str, tuple[str, Callable[[Path], Any], str, str]] = {
 
 @pytest.mark.parametrize("damage", BAD)
 def test_bad_folders(damage: str, folder: Path, newer: Path) -> None:
-    which, harm, reason, words = BAD[damage]
+    which, harm, reason, excerpt = BAD[damage]
     path = folder if which == "folder" else newer
     harm(path)
     with pytest.raises(ConfigError) as error:
         check_pi0(path)
-    texts = [problem for problem in error.value.problems if words in str(problem)]
+    texts = [problem for problem in error.value.problems if excerpt in str(problem)]
     assert texts and {problem.reason for problem in texts} == {reason}, error.value
     assert len(error.value.problems) == 1 or damage == "patches that do not fit"
     assert all("\n" not in str(problem) for problem in error.value.problems)

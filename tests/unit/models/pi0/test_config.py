@@ -1,4 +1,4 @@
-"""config.json and sizes.json: types, ranges, what the two types differ in, unknown keys."""
+"""config.json and sizes.json: types, ranges, differences between the families, unknown keys."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_defaults_and_unknown_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "excerpt"),
     [
         ({"type": "pi0_fast"}, "pi0_fast"),
         ({"type": ["pi0"]}, "type"),
@@ -55,11 +55,11 @@ def test_defaults_and_unknown_keys() -> None:
         ({"output_features": {}}, "action"),
     ],
 )
-def test_one_problem(change: dict[str, Any], words: str) -> None:
+def test_one_problem(change: dict[str, Any], excerpt: str) -> None:
     with pytest.raises(ConfigError) as error:
         Pi0Config.from_json(RAW | change, WHERE)
     assert len(error.value.problems) == 1, error.value
-    assert words in str(error.value)
+    assert excerpt in str(error.value)
 
 
 def test_all_at_once() -> None:
@@ -70,11 +70,13 @@ def test_all_at_once() -> None:
         assert name in str(error.value)
 
 
-def sizes(**parts: Any) -> dict[str, Any]:
-    """A sizes.json with other values for some parts."""
+def sizes(**changes: Any) -> dict[str, Any]:
+    """A sizes.json with other values in some parts."""
     whole = asdict(SMALL)
     return {
-        name: {**whole[name], **parts[name]} if isinstance(parts.get(name), dict) else parts.get(name, whole[name])
+        name: {**whole[name], **changes[name]}
+        if isinstance(changes.get(name), dict)
+        else changes.get(name, whole[name])
         for name in whole
     }
 
@@ -85,7 +87,7 @@ def test_sizes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parts", "words"),
+    ("changes", "excerpt"),
     [
         ({"vlm": {"depth": 4}}, "depth"),
         ({"expert": {"head_dim": 6}}, "head_dim"),
@@ -101,8 +103,8 @@ def test_sizes() -> None:
         ({"vocabulary": True}, "vocabulary is True"),
     ],
 )
-def test_sizes_that_do_not_fit(parts: dict[str, Any], words: str) -> None:
+def test_sizes_that_do_not_fit(changes: dict[str, Any], excerpt: str) -> None:
     with pytest.raises(ConfigError) as error:
-        Sizes.from_json(sizes(**parts), WHERE)
+        Sizes.from_json(sizes(**changes), WHERE)
     assert len(error.value.problems) == 1, error.value
-    assert words in str(error.value)
+    assert excerpt in str(error.value)

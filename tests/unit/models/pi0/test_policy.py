@@ -130,7 +130,7 @@ def test_memory_can_be_estimated(tmp_path: Path) -> None:
     assert 0 < estimate.trainable < estimate.parameters and estimate.backward_bytes >= estimate.forward_bytes > 0
 
 
-def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     folder = build(tmp_path / "policy", "pi05", {})
     shutil.rmtree(folder / "google")
     (folder / "policy_postprocessor.json").unlink()

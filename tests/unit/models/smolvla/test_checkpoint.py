@@ -149,7 +149,7 @@ def test_states_and_actions(checkpoint: SmolVLAFiles) -> None:
     "settings",
     [{"features": {}}, {"normalize_observation_keys": ["observation.environment_state"]}, {"norm_map": {}}],
 )
-def test_what_a_step_does_not_name_is_left_alone(settings: dict[str, Any], folder: Path) -> None:
+def test_unlisted_features_are_not_normalized(settings: dict[str, Any], folder: Path) -> None:
     edit(folder / "policy_preprocessor.json", lambda c: c["steps"][5]["config"].update(settings))
     state = np.ones((1, 3), np.float32)
     np.testing.assert_array_equal(check_smolvla(folder).processors.state.normalize(state), state)
@@ -302,13 +302,13 @@ BAD: dict[str, tuple[Callable[[Path], Any], str, str]] = {
 
 @pytest.mark.parametrize("damage", BAD)
 def test_bad_folders(damage: str, folder: Path) -> None:
-    harm, reason, words = BAD[damage]
+    harm, reason, excerpt = BAD[damage]
     harm(folder)
     with pytest.raises(ConfigError) as error:
         check_smolvla(folder)
     assert len(error.value.problems) == 1, error.value
     assert error.value.problems[0].reason == reason
-    assert words in str(error.value)
+    assert excerpt in str(error.value)
     assert "\n" not in str(error.value)
 
 

@@ -33,7 +33,7 @@ def test_defaults_and_unknown_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "excerpt"),
     [
         ({"chunk_size": "50"}, "chunk_size"),
         ({"num_steps": 0}, "num_steps"),
@@ -53,11 +53,11 @@ def test_defaults_and_unknown_keys() -> None:
         ({"input_features": None}, "input_features"),
     ],
 )
-def test_one_problem(change: dict[str, Any], words: str) -> None:
+def test_one_problem(change: dict[str, Any], excerpt: str) -> None:
     with pytest.raises(ConfigError) as error:
         SmolVLAConfig.from_json(RAW | change, WHERE)
     assert len(error.value.problems) == 1, error.value
-    assert words in str(error.value)
+    assert excerpt in str(error.value)
 
 
 def test_all_at_once() -> None:

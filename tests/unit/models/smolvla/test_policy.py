@@ -150,14 +150,14 @@ def test_observations_are_encoded_once_per_decision(noisy: str, folder: Path, mo
     assert calls == ["prefix", "expert_states"]
 
 
-def test_only_what_is_trained_is_in_the_graph(folder: Path) -> None:
+def test_frozen_parts_stay_out_of_the_graph(folder: Path) -> None:
     policy = load(folder, ActorConfig(train_expert_only=True))
     images, state, instructions = observed(policy)
-    seen = policy.observations(torch.from_numpy(images), torch.from_numpy(state), instructions)
+    prepared = policy.observations(torch.from_numpy(images), torch.from_numpy(state), instructions)
     assert not policy.network._embed(
-        policy.files.pixels(seen["images"]),
+        policy.files.pixels(prepared["images"]),
         torch.ones(3, 2, dtype=torch.bool),
-        *(seen[name] for name in ("tokens", "token_mask")),
+        *(prepared[name] for name in ("tokens", "token_mask")),
     )[0].requires_grad
     trainable = {name for name, parameter in policy.network.named_parameters() if parameter.requires_grad}
     assert trainable and {policy.network.part_of(name) for name in trainable} == {"expert", "output", "state"}
@@ -194,7 +194,7 @@ def test_cameras_are_found_by_their_names(policy: LeRobotPolicy, folder: Path) -
 
 @pytest.mark.parametrize("features", ["expert", "prefix"])
 @pytest.mark.parametrize("config", [ActorConfig(), ActorConfig(train_expert_only=True)], ids=["all", "expert only"])
-def test_a_critic_trains_what_its_features_depend_on(
+def test_a_critic_trains_the_inputs_of_its_features(
     features: str, config: ActorConfig, folder: Path, tmp_path: Path
 ) -> None:
     critic = check_checkpoint(folder, overrides={"critic_features": features}).load_critic(config)
@@ -329,12 +329,12 @@ def test_memory_can_be_estimated(folder: Path) -> None:
     row = checkpoint.row_shape(PolicyContract.instructions, 2)
     config = ActorConfig(train_expert_only=True)
     policy = checkpoint.load_policy(config)
-    found = probe(checkpoint.sketch(row, config), bf16=True, train_rows=1, forward_rows=1, play_rows=1)
-    assert found.parameters == sum(p.numel() for p in policy.parameters())
-    assert found.trainable == sum(p.numel() for p in policy.parameters() if p.requires_grad)
-    assert found.backward_bytes >= found.forward_bytes > 0 and found.decision_bytes > 0
+    measured = probe(checkpoint.sketch(row, config), bf16=True, train_rows=1, forward_rows=1, play_rows=1)
+    assert measured.parameters == sum(p.numel() for p in policy.parameters())
+    assert measured.trainable == sum(p.numel() for p in policy.parameters() if p.requires_grad)
+    assert measured.backward_bytes >= measured.forward_bytes > 0 and measured.decision_bytes > 0
     critic = probe(checkpoint.sketch(row, config, scalar_head=True), bf16=False, train_rows=0, forward_rows=1)
-    assert critic.parameters == found.parameters + policy.spec.feature_dim + 1
+    assert critic.parameters == measured.parameters + policy.spec.feature_dim + 1
 
 
 @pytest.mark.parametrize(
@@ -372,14 +372,14 @@ def test_half_precision_weights_are_used_as_float32(folder: Path, tmp_path: Path
         check_checkpoint(half, overrides={"dtype": torch.float16, "device": "cpu"})
 
 
-def test_everything_that_is_wrong_is_said_at_once(folder: Path, tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once(folder: Path, tmp_path: Path) -> None:
     bad = Path(shutil.copytree(folder, tmp_path / "bad"))
     shutil.rmtree(bad / "vlm")
     (bad / "policy_postprocessor.json").unlink()
     with pytest.raises(ConfigError) as error:
         check_checkpoint(bad, overrides={"action_chunk_len": 4, "cameras": ("front", "side")})
-    found = {(problem.flag, problem.reason) for problem in error.value.problems}
-    assert found == {
+    measured = {(problem.flag, problem.reason) for problem in error.value.problems}
+    assert measured == {
         (None, "missing_file"),
         ("action_chunk_len", "mismatch"),
         ("camera_map", "mismatch"),
@@ -413,7 +413,7 @@ def test_a_damaged_head_of_the_noise_is_named(damage: str, folder: Path, tmp_pat
     check_checkpoint(bad, overrides={"flow_method": "ode"}).load_policy()
 
 
-def test_adapters_of_what_is_frozen_are_refused_before_the_weights_are_read(tmp_path: Path) -> None:
+def test_adapters_of_frozen_layers_are_refused_before_weights_are_read(tmp_path: Path) -> None:
     folder = build(tmp_path / "policy", {}, freeze_vision_encoder=False, train_expert_only=False)
     for config in (ActorConfig(lora_rank=2, lora_targets=("fc1",), freeze_vision_backbone=frozen) for frozen in (0, 1)):
         problems = check_checkpoint(folder).option_problems(config)

@@ -1,4 +1,4 @@
-"""Folders that LeRobot wrote, and what LeRobot computed with them (benchmarks/lerobot_agreement.py --record)."""
+"""Folders that LeRobot wrote, and its outputs for them (benchmarks/lerobot_agreement.py --record)."""
 
 from __future__ import annotations
 
