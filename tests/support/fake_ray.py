@@ -1,4 +1,4 @@
-"""A Ray cluster that is none: actors are objects of this process, and each call is answered at once."""
+"""A fake Ray cluster: actors are objects of this process, and each call is answered at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is refused as a start of training, before any training."""
+"""Checks of the initial policy before training."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_a_folder_that_cannot_be_made_again_does_not_end_the_run(tmp_path: Path,
 
 
 @pytest.mark.parametrize("left", [".policy.part", ".best_policy.part"])
-def test_a_claim_removes_what_a_killed_run_left(tmp_path: Path, left: str) -> None:
+def test_a_claim_removes_leftovers_of_a_killed_run(tmp_path: Path, left: str) -> None:
     (tmp_path / left).mkdir()
     with claimed_run_folder(tmp_path, OneRank()):
         assert not (tmp_path / left).exists()

@@ -1,4 +1,4 @@
-"""What a policy folder says of the observations its policy was trained on."""
+"""Environment records of policy folders."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def seen(start: int, stop: int) -> LearnedStates:
     return LearnedStates("toy_reach", 0, start, stop)
 
 
-def test_what_is_recorded_is_read_back(tmp_path: Path) -> None:
+def test_records_are_read_back(tmp_path: Path) -> None:
     env = EnvConfig(task_suite_name="toy_reach", image_size=32, use_proprio=True, max_steps=9)
     PolicyRecord(env, (seen(0, 5), seen(7, 9), LearnedStates("lift", None, 1, 2), seen(0, 5))).write(tmp_path)
     recorded = recorded_environment(tmp_path)

@@ -1,4 +1,4 @@
-"""Which folders can receive a run: what a run that ended early has left, and what another process is using."""
+"""Run folders: leftovers of runs that ended early, and folders in use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.ranks import ManyRanks, OneRank
 
 @pytest.fixture
 def begun(tmp_path: Path) -> Path:
-    """What a run writes before its first checkpoint, an attempt at which was cut short."""
+    """Files of a run before its first checkpoint, with an interrupted attempt at it."""
     folder = tmp_path / "run"
     for name in ("tensorboard", "start", "videos", "checkpoints/.tmp_iteration_000001"):
         (folder / name).mkdir(parents=True)
@@ -29,7 +29,7 @@ def begun(tmp_path: Path) -> Path:
     return folder
 
 
-def test_what_ended_early_is_replaced(begun: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_run_that_ended_early_is_replaced(begun: Path, capsys: pytest.CaptureFixture) -> None:
     assert run_folder_problem(begun) is None
     with claimed_run_folder(begun, OneRank()):
         assert not [path for path in begun.iterdir() if not path.name.startswith(".")]
@@ -43,7 +43,7 @@ def test_what_ended_early_is_replaced(begun: Path, capsys: pytest.CaptureFixture
     ["policy", "best_policy", "reward_model", "rollouts", "bad_batches", "notes.txt", "totals.json"]
     + ["checkpoints/iteration_000001", "checkpoints/damaged_iteration_000001"],
 )
-def test_what_is_worth_keeping_is_kept(begun: Path, kept: str) -> None:
+def test_folders_with_results_are_kept(begun: Path, kept: str) -> None:
     (begun / kept).mkdir()
     assert not ended_early(begun)
     assert "already holds another run" in str(run_folder_problem(begun))

@@ -1,4 +1,4 @@
-"""Recipes: what is read, merged, completed, and refused with its line before anything starts."""
+"""Recipes: reading, merging, completion, and validation with line numbers before anything starts."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def refused(folder: Path, parsers: dict[str, Parser], text: str, **options) -> d
     return {problem.flag: (problem.reason, problem.text) for problem in error.value.problems}
 
 
-def test_stages_take_over_what_earlier_ones_write(tmp_path: Path, parsers: dict[str, Parser]) -> None:
+def test_stages_read_the_outputs_of_earlier_ones(tmp_path: Path, parsers: dict[str, Parser]) -> None:
     stages, run = planned(tmp_path, parsers), tmp_path / "run"
     assert list(stages) == ["demos", "sft", "eval_sft", "rl", "eval_rl"]
     assert f"--demos={run}/demos/demos.hdf5" in stages["sft"].argv
@@ -138,7 +138,7 @@ def test_a_policy_of_the_stage_before_records_the_demonstrations(tmp_path: Path,
     assert list(planned(tmp_path, parsers, EXPERT, demos=[tmp_path / "known.hdf5"])) == ["sft"]
 
 
-def test_everything_that_is_wrong_is_said_at_once_with_its_line(tmp_path: Path, parsers: dict[str, Parser]) -> None:
+def test_all_problems_are_reported_at_once_with_their_lines(tmp_path: Path, parsers: dict[str, Parser]) -> None:
     text = """\
 all:
   seed: many
@@ -204,7 +204,7 @@ variants:
         ("stages: {sft: ", {(None, "invalid_file")}),
     ],
 )  # fmt: skip
-def test_files_that_are_no_recipes(tmp_path: Path, parsers: dict[str, Parser], text: str, expected: set) -> None:
+def test_invalid_recipes(tmp_path: Path, parsers: dict[str, Parser], text: str, expected: set) -> None:
     with pytest.raises(ConfigError) as error:
         plan(read_recipe(written(tmp_path, text)), parsers, tmp_path)
     found = {(problem.flag, problem.reason) for problem in error.value.problems}
@@ -220,7 +220,7 @@ def test_unknown_stages_flags_and_types_are_refused_together(tmp_path: Path, par
     assert all(f"line {line}:" in problems[place][1] for place, line in wanted.items())
 
 
-def test_missing_inputs_are_said(tmp_path: Path, parsers: dict[str, Parser]) -> None:
+def test_missing_inputs_are_reported(tmp_path: Path, parsers: dict[str, Parser]) -> None:
     problems = refused(tmp_path, parsers, "stages: {sft: {}, eval_rl: {}}")
     assert {flag: reason for flag, (reason, _) in problems.items()} == {
         "sft.demos": "no_input",
@@ -243,7 +243,7 @@ def test_missing_inputs_are_said(tmp_path: Path, parsers: dict[str, Parser]) -> 
         ("x.seed=1", "unknown_stage"),
     ],
 )
-def test_assignments_that_are_none(assignment: str, reason: str) -> None:
+def test_invalid_assignments(assignment: str, reason: str) -> None:
     with pytest.raises(ConfigError) as error:
         changes([assignment, "sft.seed=1"])
     assert [(problem.flag, problem.reason) for problem in error.value.problems] == [("set", reason)]
@@ -253,7 +253,7 @@ def test_an_unknown_variant(tmp_path: Path, parsers: dict[str, Parser]) -> None:
     assert refused(tmp_path, parsers, WHOLE, variant="short")["variant"][0] == "unknown_variant"
 
 
-def test_settings_of_the_training_that_do_not_fit_are_said_before_the_demonstrations(
+def test_problems_of_the_training_are_reported_before_the_demonstrations(
     tmp_path: Path, parsers: dict[str, Parser]
 ) -> None:
     wrong = ["rl.rollout_batch_size=6", "rl.train_batch_size=4", "rl.num_episodes=60", "rl.use_kl_loss=true"]
@@ -270,7 +270,7 @@ def test_settings_of_the_training_that_do_not_fit_are_said_before_the_demonstrat
     assert training_problems(list(planned(tmp_path, parsers).values())[:3], parsers) == []
 
 
-def test_films_need_what_writes_them_before_the_first_stage(
+def test_the_video_encoder_is_checked_before_the_first_stage(
     tmp_path: Path, parsers: dict[str, Parser], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "av", None)  # as if it were not installed

@@ -1,4 +1,4 @@
-"""What a recipe says at its end."""
+"""Final report of a recipe."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_the_report_has_the_keys_that_programs_read(tmp_path: Path) -> None:
     assert text.endswith(f"\nreport: {page}\nopen: {page.as_uri()}"), "the last line names what to look at"
 
 
-def test_no_improvement_is_said_to_be_none(tmp_path: Path) -> None:
+def test_no_improvement_is_reported_as_such(tmp_path: Path) -> None:
     same = [True, False] * 20
     worse = [False] * 40
     for name, rl in (("same", same), ("worse", worse)):

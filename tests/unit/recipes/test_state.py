@@ -1,4 +1,4 @@
-"""What has been done of a recipe, and how long the rest will take."""
+"""Progress of a recipe, and estimated durations."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_the_same_stage_may_write_to_several_places(tmp_path: Path) -> None:
     assert not state.is_done(other) and reasons([other], state) == []
 
 
-def test_repeating_a_stage_forgets_all_later_ones_and_keeps_what_they_left(tmp_path: Path) -> None:
+def test_repeating_a_stage_resets_all_later_ones_and_keeps_their_outputs(tmp_path: Path) -> None:
     ppo, grpo = stage(tmp_path, "rl", "ppo"), stage(tmp_path, "rl", "grpo")
     stages = [*chain(tmp_path)[:2], ppo]
     state = done([*stages, grpo], tmp_path)
@@ -87,7 +87,7 @@ def test_repeating_a_stage_forgets_all_later_ones_and_keeps_what_they_left(tmp_p
         shutil.rmtree(tmp_path / "sft")
 
 
-def test_lost_inputs_are_said_before_anything_starts(tmp_path: Path) -> None:
+def test_lost_inputs_are_reported_before_anything_starts(tmp_path: Path) -> None:
     stages = chain(tmp_path)
     state = done(stages[:2], tmp_path)
     (tmp_path / "demos").rmdir()
@@ -96,7 +96,7 @@ def test_lost_inputs_are_said_before_anything_starts(tmp_path: Path) -> None:
     assert reasons(stages, state) == [("rl", "lost_input")]
 
 
-def test_only_remains_of_an_attempt_are_removed(tmp_path: Path) -> None:
+def test_only_outputs_of_interrupted_attempts_are_removed(tmp_path: Path) -> None:
     demos, rl = chain(tmp_path)[0], chain(tmp_path)[2]
     state = State(tmp_path)
     for one in (demos, rl):

@@ -238,7 +238,7 @@ def test_the_oldest_scores_are_due_first(tmp_path: Path) -> None:
     assert buffer.score_age(10) == pytest.approx(np.mean([5, 7, 1, 6, 9]))
 
 
-def test_what_cannot_be_added_changes_nothing(tmp_path: Path) -> None:
+def test_invalid_episodes_change_nothing(tmp_path: Path) -> None:
     buffer = ReplayBuffer(config(10), tmp_path)
     good = episode(0, 3)
 

@@ -90,7 +90,7 @@ def test_a_kind_of_ones_own() -> None:
     assert make_priority("only_progress", PrioritySettings(alpha=2.0))([0], [0.25], [0]) == 0.5
 
 
-def test_what_is_not_known_yet_is_nan() -> None:
+def test_unknown_priorities_are_nan() -> None:
     nan = np.array([np.nan])
     for kind in ("td", "vlm", "hybrid"):
         assert np.isnan(make_priority(kind)(nan, nan, nan)), kind

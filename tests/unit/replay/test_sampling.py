@@ -69,7 +69,7 @@ def test_each_segment_is_drawn_from_once() -> None:
     assert {row[0] for row in rows} == {0, 1} and {tuple(row[1:3]) for row in rows} == {(1, 1)}
 
 
-def test_uniform_draws_are_uniform_over_what_is_allowed() -> None:
+def test_uniform_draws_are_uniform_over_allowed_rows() -> None:
     allowed = np.zeros(1000, dtype=bool)
     allowed[[3, 500, 501, 999]] = True
     rng = np.random.default_rng(0)

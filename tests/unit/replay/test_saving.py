@@ -56,7 +56,7 @@ def test_resumed_to_the_bit(tmp_path: Path, options: dict) -> None:
     assert resumed.num_episodes > 5
 
 
-def test_an_older_state_is_still_what_it_was(tmp_path: Path) -> None:
+def test_an_older_state_is_unchanged(tmp_path: Path) -> None:
     """Rows of images that a kept state needs are not written again before it has been given up."""
     buffer, rng, past = ReplayBuffer(config(40), tmp_path, HYBRID), np.random.default_rng(0), {}
     for _ in range(8):
@@ -73,7 +73,7 @@ def test_an_older_state_is_still_what_it_was(tmp_path: Path) -> None:
     assert same(content(ReplayBuffer.load(config(40), tmp_path, HYBRID)), content(again))
 
 
-def test_only_what_changed_is_written(tmp_path: Path) -> None:
+def test_only_changes_are_written(tmp_path: Path) -> None:
     columns = (Column("proprio", (64,), observation=True),)
     buffer = ReplayBuffer(BufferConfig(columns, 30_000), tmp_path, make_priority("td"))
 
@@ -339,7 +339,7 @@ def test_another_buffer_is_refused(tmp_path: Path) -> None:
     ReplayBuffer.load(config(40, eviction="value"), tmp_path)
 
 
-def test_what_a_run_left_before_it_saved_is_no_obstacle(tmp_path: Path) -> None:
+def test_leftovers_of_a_run_without_saved_states_are_removed(tmp_path: Path) -> None:
     ReplayBuffer(config(40), tmp_path).append([episode(0, 5)])
     (tmp_path / "rows_000001.npz").write_bytes(b"half")
     buffer = ReplayBuffer(config(40), tmp_path)

@@ -1,4 +1,4 @@
-"""What goes wrong on the way to replicas of a policy, with a cluster that is none."""
+"""Failures of policy replicas, with a fake cluster."""
 
 from __future__ import annotations
 
@@ -76,9 +76,7 @@ def test_replicas_that_have_started_are_ended_if_another_cannot_start(cluster: F
     assert len(cluster.actors) == 1 and cluster.killed == cluster.actors
 
 
-def test_a_full_object_store_ends_the_run_and_says_what_to_do(
-    cluster: FakeRay, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_object_store_ends_the_run_with_a_remedy(cluster: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
     backend, policy = loaded()
     cluster.full = True
     remedy = "no room for 7 bytes.*--object-store-memory BYTES"

@@ -1,4 +1,4 @@
-"""What replicas of a policy need and what no cluster is needed for: weights as arrays, dividing batches, problems."""
+"""Policy replicas without a cluster: weights as arrays, dividing batches, problems."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 
 class Tied(nn.Module):
-    """A tensor with two names, several precisions, a scalar, a buffer, and a number that is no tensor of the module."""
+    """Tied weights, several precisions, a scalar, a buffer, and a plain tensor attribute."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Tied(nn.Module):
 
 
 def arrived(policy: nn.Module) -> ReceivedPolicy:
-    """The policy as in another process; what arrives there cannot be written to."""
+    """The policy as in another process, with read-only weights."""
     received = ReceivedPolicy(without_weights(policy), CPU)
     packed = pack(tensors_of(policy), range(len(tensors_of(policy))))
     for *_, data in packed:
@@ -103,7 +103,7 @@ def flags(*given: str) -> PPORun:
     return PPORun.from_namespace(build_parser().parse_args(list(given)))
 
 
-def test_what_cannot_work_is_said_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_problems_are_reported_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     nowhere = ["--rollout_backend", "actors", "--ray_address", f"127.0.0.1:{port}"]

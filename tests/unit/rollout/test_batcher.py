@@ -33,7 +33,7 @@ def test_a_small_batch_waits_its_time() -> None:
     assert batcher.take(1.5, others=1) == [1, 2]
 
 
-def test_nobody_is_waited_for_who_cannot_come() -> None:
+def test_a_batch_does_not_wait_if_no_episode_can_join() -> None:
     batcher = Batcher(max_batch=4, max_wait_s=1e9)
     batcher.add(1, 0.0)
     assert batcher.take(0.0, others=0) == [1]

@@ -1,4 +1,4 @@
-"""One episode: what it counts, what it keeps, and when its observations are prepared."""
+"""One episode: statistics, stored data, preparation of observations."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def begin(
 @pytest.mark.parametrize(
     ("told", "heard"), [((), "reach"), (("reach", "push", "pull"), "push"), (("",), ""), (("reach",), "reach")]
 )
-def test_the_policy_is_told_another_instruction(told: tuple[str, ...], heard: str) -> None:
+def test_the_policy_gets_another_instruction(told: tuple[str, ...], heard: str) -> None:
     """In each decision; the sample keeps the instruction of the task, by which others judge it."""
     episode = begin(RewardPlan({"success": 1.0}), told=told)
     assert episode.observation.instruction == heard
@@ -49,7 +49,7 @@ def test_the_policy_is_told_another_instruction(told: tuple[str, ...], heard: st
     assert episode.observation.instruction == heard and episode.to_sample().instruction == "reach"
 
 
-def test_a_blind_policy_sees_gray_and_judges_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_blind_policy_sees_gray_and_judges_see_the_images(monkeypatch: pytest.MonkeyPatch) -> None:
     """In each decision, whatever the policy makes of its images."""
     plan = RewardPlan({"success": 1.0})
     monkeypatch.setattr(type(plan), "looks_at_images", True)
@@ -126,7 +126,7 @@ def test_success_is_paid_and_steps_are_counted_as_in_simplevla_rl() -> None:
 
 
 class Ending:
-    """A source that fails in a given step, and notes which end it is told of."""
+    """A source that fails in a given step, and records the reported end."""
 
     def __init__(self, fails_at: int | None):
         self.fails_at, self.steps, self.told = fails_at, 0, []
@@ -206,7 +206,7 @@ def play_two_chunks(policy: ScriptedPolicy, *, proprio: bool = True, **options) 
 
 
 @pytest.mark.parametrize("proprio", [True, False])
-def test_every_observation_is_prepared_once_and_that_is_what_a_sample_holds(proprio: bool) -> None:
+def test_every_observation_is_prepared_once_and_stored_as_prepared(proprio: bool) -> None:
     policy = Darkening()
     episode = play_two_chunks(policy, proprio=proprio)
     samples = [episode.to_sample() for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Success told by a judge: an episode waits for its verdict while others go on, and ends by it alone."""
+"""Model-based success detection: an episode waits for its judge while others continue, and ends by its verdict."""
 
 from __future__ import annotations
 

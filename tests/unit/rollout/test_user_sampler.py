@@ -1,4 +1,4 @@
-"""A task sampler of the user's own: what it is asked, what it is told, and what is refused."""
+"""Custom task samplers: requests, observed episodes, validation."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def finished(state: int, success: bool) -> FinishedEpisode:
     return FinishedEpisode(TASKS[0].suite, TASKS[0].task_id, state, 0, "g", success, success, 5, 0)
 
 
-def test_a_curriculum_follows_what_it_observes_and_its_state_is_kept(tmp_path: Path) -> None:
+def test_a_custom_sampler_adapts_to_observed_episodes_and_its_state_is_saved(tmp_path: Path) -> None:
     mine, resumed = sampler(tmp_path), sampler(tmp_path)
     assert [(r.uid, r.init_state_id) for r in mine.at(range(3, 5))] == [("group 3", 0)] * 2 + [("group 4", 0)] * 2
     mine.observe([finished(3, False), finished(1, True)])

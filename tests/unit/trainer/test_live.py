@@ -1,4 +1,4 @@
-"""The page that follows a run: what it serves, to whom, and that it ends with the run."""
+"""The live page of a run: content, access, and its end with the run."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_page_needs_nothing_from_elsewhere(address: str) -> None:
     assert ask(address, method="HEAD")[:2] == (200, b"")
 
 
-def test_only_what_is_new_is_sent(address: str, folder: Path) -> None:
+def test_only_updates_are_sent(address: str, folder: Path) -> None:
     log.info("first")
     first = json.loads(ask(address, "status.json")[1])
     assert first["metrics"].splitlines() == ['{"step": 1, "actor/grad_norm": NaN}', '{"step": 2}'], "whole lines"
@@ -197,7 +197,7 @@ def test_nothing_else_is_served(address: str, folder: Path, path: str) -> None:
     assert status == 404 and b"seed" not in content and b"secret" not in content
 
 
-def test_strangers_are_refused(address: str) -> None:
+def test_requests_without_the_token_are_refused(address: str) -> None:
     parts = urlsplit(address)
     for path in ("/", "/status.json", "/x" * 3, f"{parts.path[:-2]}/status.json", "//", f"{parts.path}/"[1:]):
         assert ask(f"http://{parts.netloc}", path)[0] in (400, 404), path

@@ -1,4 +1,4 @@
-"""What `--rollout_backend vllm` refuses before anything starts."""
+"""Checks of `--rollout_backend vllm` before anything starts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def refused(policy: Path, save_path: Path, *flags: str) -> ConfigError:
     return error.value
 
 
-def test_a_policy_of_chunks_is_refused_with_what_else_is_wrong(policy_folder: Path, tmp_path: Path) -> None:
+def test_a_chunk_policy_is_refused_with_all_other_problems(policy_folder: Path, tmp_path: Path) -> None:
     error = refused(policy_folder, tmp_path / "run", "--rollout_backend", "vllm", "--rollout_python", sys.executable)
     assert kinds(error) == {("rollout_backend", "unsupported"), ("rollout_python", "unavailable")}
     assert "computes all tokens of a decision in one pass" in str(error)
@@ -112,7 +112,7 @@ class NoEngine:
         return {}
 
 
-def test_what_is_not_trained_is_copied_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_weights_are_copied_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the first weights, which may be others than those it was created from; also if they are staged twice."""
     engine = NoEngine()
     monkeypatch.setattr(VLLMBackend, "_start", lambda *_: engine)

@@ -1,4 +1,4 @@
-"""The program that decodes: what is said when it fails, and that nothing is left of it."""
+"""The decoding process: error messages, and no leftovers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_signal_ends_a_long_start(start: Any, monkeypatch: pytest.MonkeyPatch)
     assert stop.value.code == 128 + signal.SIGTERM
 
 
-def test_an_interpreter_that_is_none(tmp_path: Path) -> None:
+def test_an_invalid_interpreter(tmp_path: Path) -> None:
     with pytest.raises(RunEnded, match="cannot be started with /nowhere"):
         EngineProcess("/nowhere", {}, tmp_path / "log")
 
@@ -75,7 +75,7 @@ def test_an_error_is_raised_and_the_next_command_is_answered(start: Any) -> None
     assert engine.ask(do="answer")["child"]
 
 
-def test_its_end_is_told_with_the_last_lines_of_its_log(start: Any) -> None:
+def test_an_early_end_is_reported_with_the_last_lines_of_the_log(start: Any) -> None:
     engine = start()
     with pytest.raises(RunEnded, match="(?s)ended with exit code 7; its log is .*this is the log"):
         engine.ask(do="die")
@@ -100,7 +100,7 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_the_next(start: Any, mon
     assert engine.ask(do="answer")["done"] == "answer"
 
 
-def test_closing_ends_it_and_what_it_has_started(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_ends_it_and_its_child_processes(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "_END_SECONDS", 0.1)
     engine = start()
     pid, child = engine.pid, engine.ask(do="answer")["child"]
@@ -130,7 +130,7 @@ engine.ask(do="hang")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_tensors_lie_where_it_is_said(dtype: torch.dtype) -> None:
+def test_refs_locate_tensors(dtype: torch.dtype) -> None:
     """Of a transposed tensor the values, not the memory; one after the other."""
     fd = create_slab_file()
     memory, tensor = Slab(fd), torch.arange(6).view(2, 3).T.to(dtype)

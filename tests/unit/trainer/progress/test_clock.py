@@ -1,4 +1,4 @@
-"""The time left of a run, from what iterations, evaluations and checkpoints have taken."""
+"""The time left of a run, from durations of iterations, evaluations and checkpoints."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_too_little_evidence_is_no_plateau() -> None:
     assert find_plateau([(0.0, 0.0)] * 16, 8, 1) is None
 
 
-def test_both_rates_and_what_is_excluded_are_named() -> None:
+def test_both_rates_and_the_excluded_gain_are_named() -> None:
     counts = [(60.0, 128.0), (68.0, 128.0)] * 8
     plateau = find_plateau(counts, 8, 1)
     assert plateau is not None and plateau.before == plateau.now == 0.5 and 0.5 < plateau.most < 0.6

@@ -1,4 +1,4 @@
-"""What a run says about itself: a plateau once, the time left, an early end; and the same after a resume."""
+"""Progress reports: a plateau once, the time left, early stopping; and the same after a resume."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_plateau_is_announced_once_with_cause_and_flags(tmp_path: Path, said: 
     assert level == logging.WARNING and "likely cause: only 3.5 %" in text and "--reward" in text
 
 
-def test_a_run_that_rises_or_is_not_to_be_judged_gets_no_message(tmp_path: Path, said: list) -> None:
+def test_no_message_for_rising_runs_or_without_the_test(tmp_path: Path, said: list) -> None:
     play(progress(tmp_path), [0.02 + 0.02 * i for i in range(40)])
     play(progress(tmp_path, plateau_iterations=0), [0.03] * 40)
     play(progress(tmp_path, batch={"task_sampler": "curriculum.py:Curriculum"}), [0.03] * 40)
@@ -74,14 +74,14 @@ def test_a_run_that_rises_or_is_not_to_be_judged_gets_no_message(tmp_path: Path,
     assert not plateaus(said)
 
 
-def test_at_the_ceiling_it_is_no_warning(tmp_path: Path, said: list) -> None:
+def test_at_the_ceiling_it_is_not_a_warning(tmp_path: Path, said: list) -> None:
     play(progress(tmp_path), [0.98] * 20)
     ((level, text),) = plateaus(said)
     assert level == logging.INFO and "--early_stopping" in text
 
 
 @pytest.mark.parametrize("break_at", [7, 15, 20, 30])
-def test_a_resumed_run_says_and_decides_the_same(tmp_path: Path, said: list, break_at: int) -> None:
+def test_a_resumed_run_reports_and_decides_the_same(tmp_path: Path, said: list, break_at: int) -> None:
     options: dict[str, Any] = {"early_stopping": True, "early_stop_by": "sampled", "early_stop_success": 0.6}
     rates = [0.3, 0.4] * 15 + [0.8] * 5
     whole = progress(tmp_path, **options)

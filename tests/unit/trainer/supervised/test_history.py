@@ -55,7 +55,7 @@ def test_training_stops_only_when_nothing_improves() -> None:
         ([-1, -2, -2.001], 0.01, 1),
     ],
 )
-def test_small_gains_are_none(values: list[float], tolerance: float, waited: int) -> None:
+def test_gains_below_the_tolerance_do_not_count(values: list[float], tolerance: float, waited: int) -> None:
     assert since_best(values, tolerance) == waited
 
 

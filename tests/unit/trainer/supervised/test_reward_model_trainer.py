@@ -104,7 +104,7 @@ def train_on_a_rank(rank: int, words: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_learn_what_one_does(mixed_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ranks_learn_the_same_as_one(mixed_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--demos", str(mixed_file), "--max_epochs", "1", "--no-use_tensorboard", "--learning_rate", "0.1"]
     words += ["--tiny_vision_dim", "16", "--tiny_llm_dim", "32", "--tiny_llm_layers", "1", "--logging_steps", "1"]
     run_on_two_ranks(train_on_a_rank, [*words, "--save_path", str(tmp_path / "two")])
@@ -263,7 +263,7 @@ def test_a_judge_of_success_is_moved_once_per_rollout(
     assert not waits or seen[-1] == "cpu", "the device is free when the rollout is over"
 
 
-def test_what_was_run_is_noted(reward_model: Path) -> None:
+def test_the_configuration_is_recorded(reward_model: Path) -> None:
     saved = yaml.safe_load((reward_model / "config.yaml").read_text())
     assert saved["max_epochs"] == 2 and saved["tiny_llm_dim"] == 32
     events = EventAccumulator(str(reward_model / "tensorboard")).Reload()
@@ -336,7 +336,7 @@ def test_changes_are_paid_at_the_last_step_of_a_decision() -> None:
     assert list(judged.scores) == [(2, 1.0, pytest.approx(0.4)), (3, 0.0, pytest.approx(0.3))]
 
 
-def test_what_is_no_reward_model(policy_folder: Path, tmp_path: Path) -> None:
+def test_folders_that_are_not_reward_models(policy_folder: Path, tmp_path: Path) -> None:
     for path, words in ((policy_folder, "is not a reward model"), (tmp_path / "none", "--rm_model_path")):
         with pytest.raises(ConfigError, match=words):
             rm_model(RewardConfig(rm_model_path=str(path)))

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: what the rows are, what is minimised, what comes out."""
+"""Supervised fine-tuning: rows, loss, result."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def train(folder: Path, demos_file: Path, *flags: str) -> Path:
 
 
 def test_the_loss_is_the_masked_cross_entropy(demos_file: Path, tmp_path: Path, demos: Demonstrations) -> None:
-    """At learning rate 0 the metrics are those of the start model on the whole data, computed here directly."""
+    """At learning rate 0 the metrics equal direct computations with the initial model on all data."""
     flags = ("--max_epochs", "1", "--train_batch_size", "1000", "--learning_rate", "0", "--micro_train_batch_size", "7")
     policy = train(tmp_path / "run", demos_file, *flags)
     (record,) = read_metrics(tmp_path / "run")
@@ -200,7 +200,7 @@ def test_continuing_from_a_policy_with_lora(demos_file: Path, policy_folder: Pat
     assert changed and all("language_model" in name for name in changed)
 
 
-def test_what_was_learned_from_before_is_not_forgotten(
+def test_earlier_training_states_stay_recorded(
     demos_file: Path, policy_folder: Path, demos: Demonstrations, tmp_path: Path
 ) -> None:
     start = Path(shutil.copytree(policy_folder, tmp_path / "start"))
@@ -221,7 +221,7 @@ def test_a_policy_without_proprio_is_recorded_as_such(demos_file: Path, demos: D
     assert DemonstrationRows(demos, Actor.from_pretrained(policy))._rows.proprio is None
 
 
-def test_the_policy_knows_what_it_saw(policy_folder: Path, demos: Demonstrations) -> None:
+def test_the_policy_folder_records_its_training_states(policy_folder: Path, demos: Demonstrations) -> None:
     record = json.loads((policy_folder / "rlvla_environment.json").read_text())
     states = [state for _, state in demos.init_states]
     span = {"start": min(states), "stop": max(states) + 1}

@@ -1,4 +1,4 @@
-"""The verdict on supervised runs, from synthetic facts. Tests look at the conclusions, and at figures in the text."""
+"""The verdict on supervised runs, from synthetic facts: conclusions, and figures in the text."""
 
 from __future__ import annotations
 
