@@ -18,7 +18,7 @@ from rlvla.envs.base import Observation
 from rlvla.models.actor import Actor, ActorConfig
 from rlvla.models.families import check_checkpoint, checkpoint_overrides
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
-from rlvla.models.vla.family import option_problems, statistics_problems
+from rlvla.models.vla.family import OpenVLACheckpoint, statistics_problems
 from rlvla.utils.errors import ConfigError
 
 
@@ -89,13 +89,14 @@ def test_adapters_need_a_place() -> None:
         image_sizes=[28, 28],
         timm_model_kwargs=[{"embed_dim": 16, "depth": 2, "num_heads": 2}] * 2,
     )
-    assert option_problems(config, ActorConfig(lora_rank=2, lora_targets=("q_proj", "fc1"))) == []
-    found = option_problems(config, ActorConfig(lora_rank=2, lora_targets=("qproj", "langage")))
+    problems = OpenVLACheckpoint(Path(), config, "", {}).option_problems
+    assert problems(ActorConfig(lora_rank=2, lora_targets=("q_proj", "fc1"))) == []
+    found = problems(ActorConfig(lora_rank=2, lora_targets=("qproj", "langage")))
     assert len(found) == 2 and "--lora_targets qproj names no layer" in found[0] and "'q_proj'" in found[0]
     frozen = ActorConfig(lora_rank=2, lora_targets=("attn.qkv",), freeze_vision_backbone=True)
-    assert "attn.qkv names no layer" in option_problems(config, frozen)[0]
-    assert "has no effect" in option_problems(config, ActorConfig(lora_targets=("q_proj",)))[0]
-    assert "flash-attn" in option_problems(config, ActorConfig(attn_implementation="flash_attention_2"))[0]
+    assert "attn.qkv names no layer" in problems(frozen)[0]
+    assert "has no effect" in problems(ActorConfig(lora_targets=("q_proj",)))[0]
+    assert "flash-attn" in problems(ActorConfig(attn_implementation="flash_attention_2"))[0]
 
 
 def test_a_chunk_length_completes_a_file_that_is_silent(copy: Path) -> None:
