@@ -1,4 +1,4 @@
-"""A run whose folder is deleted in the middle says so once, and goes on in a new one."""
+"""A run whose folder is deleted warns once, and continues in a new one."""
 
 from __future__ import annotations
 
@@ -44,13 +44,15 @@ def test_a_deleted_folder_is_made_again_with_its_records(tmp_path: Path, capsys:
         logger.close()
 
 
-def test_a_folder_that_cannot_be_made_again_does_not_end_the_run(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_folder_that_cannot_be_created_again_does_not_end_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     (tmp_path / "runs" / "ppo").mkdir(parents=True)
     watch = FolderWatch(tmp_path / "runs" / "ppo")
     shutil.rmtree(tmp_path / "runs")
     (tmp_path / "runs").touch()
     assert not watch.restored()
-    assert "cannot be made again" in capsys.readouterr().err
+    assert "cannot be created again" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("left", [".policy.part", ".best_policy.part"])

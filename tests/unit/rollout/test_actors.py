@@ -22,6 +22,7 @@ from rlvla.rollout.backends.actors import RolloutActors, _divided, _joined
 from rlvla.rollout.backends.replica import ReceivedPolicy, pack, tensors_of, without_weights
 from rlvla.rollout.config import BackendSetup
 from rlvla.rollout.testing import assert_close, decide, other_weights
+from rlvla.utils.cli.flags import no_effect_problems
 from tests.support.flow_folders import write_flow
 
 CPU = torch.device("cpu")
@@ -110,7 +111,8 @@ def test_problems_are_reported_before_anything_starts(monkeypatch: pytest.Monkey
     (problem,) = backend_problems(flags(*nowhere), None)
     assert (problem.flag, problem.reason) == ("ray_address", "unavailable") and "nothing answers" in problem.text
     assert backend_problems(flags(*nowhere, "--val_only"), None) == [], "an evaluation needs no replica"
-    (problem,) = backend_problems(flags("--rollout_actors", "2"), None)
+    run = flags("--rollout_actors", "2")
+    (problem,) = no_effect_problems(run.groups.values(), run.unselected, run.given)
     assert (problem.flag, problem.reason) == ("rollout_actors", "no_effect")
     monkeypatch.setitem(sys.modules, "ray", None)
     (problem,) = RolloutActors.problems(BackendSetup())
