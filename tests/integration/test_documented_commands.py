@@ -55,7 +55,6 @@ NOT_RUN = {
     "tests/integration/test_vlm_servers.py serves a tiny one",
     "python benchmarks/reward_machine_learning.py": "six learning runs of 6,144 episodes each",
     "python benchmarks/algorithm_curves.py": "84 learning runs",
-    "git worktree add ../first_engine": "makes a folder beside the repository",
     "python benchmarks/one_gpu.py": "minutes of planning networks of 7 billion parameters; "
     "tests/unit/commands/test_dry_run.py plans small ones",
     "python benchmarks/memory_plan.py": "minutes; tests/unit/commands/test_dry_run.py compares the same",
