@@ -171,10 +171,10 @@ def test_primitives_that_do_not_tell_what_they_consist_of(
     assert "--dump_rollouts: the primitives of mute (mute) do not report the actions of their steps" in told
 
 
-@pytest.mark.parametrize(("change", "words"), [(-1, "goes on"), (+1, "ends after 4")])
-def test_actions_of_another_episode_are_noticed(change: int, words: str) -> None:
+@pytest.mark.parametrize(("change", "message"), [(-1, "replay continues"), (+1, "ends after 4")])
+def test_actions_of_another_episode_are_noticed(change: int, message: str) -> None:
     env = make_env("toy_reach", 0, image_size=16, max_steps=4)
     assert len(play_actions(env, np.zeros((4, 2), np.float32), 0, 0)["actions"]) == 4
-    with pytest.raises(RuntimeError, match=words):
+    with pytest.raises(RuntimeError, match=message):
         play_actions(env, np.zeros((4 + change, 2), np.float32), 0, 0)
     assert arrays_due([(0, PlayActions(EnvSpec("toy_reach", 0), 0, 0, np.zeros((4, 2))))]) == LARGEST_EPISODE

@@ -140,7 +140,7 @@ def one_step_more(env: CarelessEnv) -> None:
             lambda env: setattr(env, "forgiving", True),
             "reset(-1): initial states are 0..9999 must raise ValueError",
         ),
-        ("images_show_the_state", still, "the images must show what three actions of 0.7 have changed"),
+        ("images_show_the_state", still, "the images must show the effect of three actions"),
         (
             "observation_after_reset",
             lambda env: setattr(env, "spoil_observation", lambda observation: replace(observation, instruction="")),
