@@ -18,7 +18,7 @@ from rlvla.rewards.overlong import OVERLONG
 from rlvla.rollout.config import TaskSamplingConfig
 from rlvla.trainer.algorithm import make_sampler
 from rlvla.trainer.algorithm_config import LEARNERS, AlgorithmConfig
-from rlvla.trainer.config import BatchConfig, ScheduleConfig
+from rlvla.trainer.config import LoopBatchConfig, ScheduleConfig
 from rlvla.trainer.group_collector import EPISODE_METRICS
 from rlvla.trainer.guards import EARLY_STOP_EPISODES
 from rlvla.utils.cli.flags import is_set, no_effect
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rlvla.commands.ppo_flags import PPORun
 
 
-def sampler_problems(batch: BatchConfig, tasks: Sequence[TaskSpec], split: SplitConfig, seed: int) -> list[Problem]:
+def sampler_problems(batch: LoopBatchConfig, tasks: Sequence[TaskSpec], split: SplitConfig, seed: int) -> list[Problem]:
     """Settings of the task sampler without effect or that contradict, weights that do not fit, an unusable class."""
     own, curriculum, problems = batch.task_sampler is not None, batch.task_sampling != "uniform", []
     if own and batch.task_weights:

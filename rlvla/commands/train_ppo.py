@@ -21,7 +21,7 @@ from rlvla.trainer.algorithm_config import learner_needs_reference
 from rlvla.trainer.config import PPOConfig
 from rlvla.trainer.ppo_trainer import PPOTrainer
 from rlvla.trainer.progress.report import trainable_and_all
-from rlvla.trainer.reward_sources import tie_to_learner, waits_on_host
+from rlvla.trainer.reward_sources import configure_for_learner, waits_on_host
 from rlvla.utils.deepspeed.config import launched_rank
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.terminal import count, header, passing_note
@@ -46,28 +46,43 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
         save_path = stack.enter_context(run_folder(flags, setting, strategy))
         plan = RewardPlan.from_config(flags.rewards, flags.success)
         waits = waits_on_host(flags.strategy, flags.optimization)
-        tie_to_learner(plan, flags.algorithm, strategy.device, waits_on_host=waits, bf16=flags.strategy.bf16)
-        parts = (plan, flags.rollout, setting.tasks, setting.state_input)
-        rollout = RolloutEngine(pool, setting.played_env.env_kwargs(), *parts)
+        configure_for_learner(plan, flags.algorithm, strategy.device, waits_on_host=waits, bf16=flags.strategy.bf16)
+        rollout = RolloutEngine(
+            pool,
+            setting.played_env.env_kwargs(),
+            plan,
+            flags.rollout,
+            tasks=setting.tasks,
+            state_input=setting.state_input,
+        )
         demos = None
         if flags.optimization.ptx_demos is not None:
             demos = read_demonstrations(flags.optimization.ptx_demos, setting.env.camera_names)
         config = PPOConfig(
-            flags.batch,
-            flags.algorithm,
-            flags.optimization,
-            flags.schedule,
-            flags.split,
-            policy_record(flags.policy.pretrain, flags.split, setting, demos),
-            flags.filters,
-            correction_of(flags),
-            plan.weights,
-            flags.guards,
-            flags.asynchronous,
-            backend_setup(flags, setting),
+            batch=flags.batch,
+            algorithm=flags.algorithm,
+            optimization=flags.optimization,
+            schedule=flags.schedule,
+            split=flags.split,
+            record=policy_record(flags.policy.pretrain, flags.split, setting, demos),
+            filters=flags.filters,
+            correction=correction_of(flags),
+            reward_weights=plan.weights,
+            guards=flags.guards,
+            asynchronous=flags.asynchronous,
+            backend=backend_setup(flags, setting),
         )
-        folders = (save_path, flags.ckpt_path)
-        trainer = PPOTrainer(models, strategy, rollout, setting.tasks, config, *folders, signals, demos)
+        trainer = PPOTrainer(
+            models,
+            strategy,
+            rollout,
+            setting.tasks,
+            config=config,
+            save_path=save_path,
+            ckpt_path=flags.ckpt_path,
+            signals=signals,
+            demos=demos,
+        )
         stack.callback(trainer.player.close)  # also if the run fails before its first iteration
         begin(trainer, flags)
         if trainer.iteration == 0:
@@ -77,7 +92,7 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
 
 
 def describe_run(flags: PPORun, setting: CheckedRun, trainer: PPOTrainer) -> str:
-    """What is trained, from where, on what, for how long, and what ends the run."""
+    """Header of the run: policy, method, task, reward, length, evaluation, end."""
     batch, schedule, algorithm = flags.batch, flags.schedule, flags.algorithm
     trained, all_weights = trainable_and_all(trainer.algorithm.actor.module)
     weights = f"{count(all_weights)} parameters" + ("" if trained == all_weights else f", {count(trained)} trained")
@@ -106,7 +121,7 @@ def describe_run(flags: PPORun, setting: CheckedRun, trainer: PPOTrainer) -> str
     rows = {
         "policy": f"{flags.policy.pretrain} ({weights})",
         "method": method,
-        "task": f"{setting.env.suite}, {tasks}, {states:,} initial states; success told by {setting.success_source}",
+        "task": f"{setting.env.suite}, {tasks}, {states:,} initial states; success detector: {setting.success_source}",
         "reward": rewards,
         "episodes": f"{batch.episodes_per_iteration * batch.iterations:,} = {batch.iterations} iterations of {groups}",
         "evaluation": f"{start}{every}, on {held}",

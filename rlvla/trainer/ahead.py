@@ -20,7 +20,7 @@ from rlvla.rollout import EpisodeRequest, RolloutEngine
 from rlvla.rollout.backends import RolloutBackend
 from rlvla.rollout.episode import FinishedEpisode
 from rlvla.rollout.stats import RolloutStats
-from rlvla.trainer.config import AsyncConfig, BatchConfig
+from rlvla.trainer.config import AsyncConfig, LoopBatchConfig
 
 _POLL_S = 0.05
 CPU = torch.device("cpu")
@@ -63,7 +63,7 @@ class RolloutAhead:
         rollout: RolloutEngine,
         policy: RolloutBackend,
         config: AsyncConfig,
-        batch: BatchConfig,
+        batch: LoopBatchConfig,
         device: torch.device = CPU,
     ):
         self._rollout, self._config, self._batch, self._device = rollout, config, batch, device
@@ -208,7 +208,7 @@ class RolloutAhead:
         return Played(samples, self._rollout.stats, self._rollout.rewards.metrics() | self._policy.metrics())
 
 
-def set_noise(policy: RolloutBackend, batch: BatchConfig, iteration: int) -> None:
+def set_noise(policy: RolloutBackend, batch: LoopBatchConfig, iteration: int) -> None:
     """Set the noise level of the decisions of an iteration, counted from 0, if it is annealed."""
     if batch.flow_noise_level_end is not None:
         policy.anneal_noise(batch.flow_noise_level_end, batch.progress(iteration))

@@ -20,10 +20,10 @@ from rlvla.rollout import EpisodeRequest, task_sampler
 from rlvla.rollout.episode import FinishedEpisode
 from rlvla.rollout.task_sampler import Sampler
 from rlvla.trainer.algorithm_config import LEARNERS, AlgorithmConfig
-from rlvla.trainer.config import BatchConfig, PPOConfig
+from rlvla.trainer.config import LoopBatchConfig, PPOConfig, TrainerConfig
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.metrics_writer import PPO_OVERVIEW, Layout, ppo_layout
-from rlvla.trainer.models import Models
+from rlvla.trainer.models import LoopModels, Models
 from rlvla.trainer.observers import Observer, OptimizerStep
 from rlvla.utils.deepspeed.config import StrategyConfig
 from rlvla.utils.deepspeed.engine import Engine, OptimConfig
@@ -46,17 +46,31 @@ class Plan:
     greedy: bool = False
 
 
-@dataclass
-class AlgorithmSetup:
-    """What an algorithm is constructed from.
+class LearnerSetup:
+    """Constructor arguments of a learner.
 
     Attributes:
         models: the networks, in host memory.
         strategy: process group and DeepSpeed engines.
         config: the configuration of the run.
         tasks: the training tasks.
-        demos: demonstrations for a supervised loss, or None.
+        demos: demonstrations for a supervised loss or the replay buffer, or None.
     """
+
+    models: LoopModels
+    strategy: DeepspeedStrategy
+    config: TrainerConfig
+    tasks: Sequence[TaskSpec]
+    demos: Demonstrations | None
+
+    def sampler(self) -> Sampler:
+        """A sampler of the training instances (task and initial state), in the order of the run."""
+        return make_sampler(self.config.batch, self.tasks, self.config.split, self.strategy.seed)
+
+
+@dataclass
+class AlgorithmSetup(LearnerSetup):
+    """Constructor arguments of a learner of `cli/train_ppo_vla.py`; attributes as in `LearnerSetup`."""
 
     models: Models
     strategy: DeepspeedStrategy
@@ -74,35 +88,28 @@ class AlgorithmSetup:
             small: see `DeepspeedStrategy.prepare`.
         """
         optimization = self.config.optimization
-        return self.strategy.prepare(
-            model,
-            OptimConfig(
-                learning_rate,
-                tuple(optimization.adam_betas),
-                optimization.l2,
-                optimization.lr_scheduler,
-                optimization.lr_warmup_ratio,
-                max(1, steps),
-            ),
-            small=small,
+        optimizer = OptimConfig(
+            learning_rate,
+            betas=(optimization.adam_betas[0], optimization.adam_betas[1]),
+            weight_decay=optimization.l2,
+            scheduler=optimization.lr_scheduler,
+            warmup_ratio=optimization.lr_warmup_ratio,
+            total_steps=max(1, steps),
         )
-
-    def sampler(self) -> Sampler:
-        """A sampler of the training instances (task and initial state), in the order of the run."""
-        return make_sampler(self.config.batch, self.tasks, self.config.split, self.strategy.seed)
+        return self.strategy.prepare(model, optimizer, small=small)
 
 
-def make_sampler(batch: BatchConfig, tasks: Sequence[TaskSpec], split: SplitConfig, seed: int) -> Sampler:
+def make_sampler(batch: LoopBatchConfig, tasks: Sequence[TaskSpec], split: SplitConfig, seed: int) -> Sampler:
     """The sampler of the training instances; ConfigError if its flags do not fit the tasks."""
     states = [split.train_states(task) for task in tasks]
     return task_sampler.make_sampler(batch, tasks, states, batch.n_samples_per_prompt, seed)
 
 
-def show_sampler(sampler: Sampler, samples: Sequence[Sample], strategy: DeepspeedStrategy) -> None:
-    """Tell a sampler about the finished episodes of all ranks, if it wants to know; called on every rank."""
+def update_sampler(sampler: Sampler, samples: Sequence[Sample], strategy: DeepspeedStrategy) -> None:
+    """Pass the finished episodes of all ranks to an adaptive sampler; called on every rank."""
     if sampler.observes:
         finished = strategy.gather_objects([FinishedEpisode.of(sample) for sample in samples])
-        sampler.observe([episode for part in finished for episode in part])
+        sampler.observe([episode for of_rank in finished for episode in of_rank])
 
 
 class Algorithm:
@@ -133,7 +140,7 @@ class Algorithm:
     played_tensors: str | None = None
     actor: Engine
 
-    def __init__(self, setup: AlgorithmSetup):
+    def __init__(self, setup: LearnerSetup):
         self.setup = setup
         self.observers: list[Observer] = []
 
@@ -218,6 +225,10 @@ class Algorithm:
     def checkpoint_written(self) -> None:
         """The checkpoint with the last `rank_state_dict` is complete: what only older ones need may be given up."""
 
+    def reshard_state(self, states: Sequence[dict[str, Any]]) -> str:
+        """Restore from the `rank_state_dict`s of a different number of ranks; returns a description for the log."""
+        return self.share_out(states)
+
     def share_out(self, states: Sequence[dict[str, Any]]) -> str:
-        """Restore from the `rank_state_dict`s of a different number of ranks; returns for the log what was done."""
+        """Deprecated name of `reshard_state`."""
         return "each rank starts with an empty state"

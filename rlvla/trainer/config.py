@@ -119,9 +119,41 @@ class RunConfig(BasicRunConfig):
     )
 
 
+class LoopBatchConfig(TaskSamplingConfig):
+    """Numbers of episodes that the training loop reads; defaults of learners without such flags.
+
+    Attributes:
+        num_episodes: length of the run in episodes.
+        rollout_batch_size: groups per iteration, over all ranks.
+        n_samples_per_prompt: episodes per group.
+        temperature: sampling temperature.
+        flow_noise_level_end: noise level of a flow policy in the last iteration; None: constant.
+    """
+
+    num_episodes: int
+    rollout_batch_size: int
+    n_samples_per_prompt: int = 1
+    temperature: float = 1.0
+    flow_noise_level_end: float | None = None
+
+    @property
+    def episodes_per_iteration(self) -> int:
+        """Episodes per iteration, over all ranks."""
+        return self.rollout_batch_size * self.n_samples_per_prompt
+
+    @property
+    def iterations(self) -> int:
+        """Iterations of the run."""
+        return max(1, self.num_episodes // self.episodes_per_iteration)
+
+    def progress(self, iteration: int) -> float:
+        """0 for the first iteration (number 0), 1 for the last."""
+        return iteration / max(1, self.iterations - 1)
+
+
 @dataclass(frozen=True)
-class BatchConfig(TaskSamplingConfig):
-    """How many episodes are collected, and in what batches they are trained on."""
+class BatchConfig(LoopBatchConfig):
+    """Numbers of episodes per iteration, and sizes of the batches to train on."""
 
     num_episodes: int = arg(
         4096,
@@ -178,20 +210,6 @@ class BatchConfig(TaskSamplingConfig):
         above=0,
         maximum=1,
     )
-
-    @property
-    def episodes_per_iteration(self) -> int:
-        """Episodes per iteration, over all ranks."""
-        return self.rollout_batch_size * self.n_samples_per_prompt
-
-    @property
-    def iterations(self) -> int:
-        """Iterations of the run."""
-        return max(1, self.num_episodes // self.episodes_per_iteration)
-
-    def progress(self, iteration: int) -> float:
-        """0 for the first iteration (number 0), 1 for the last."""
-        return iteration / max(1, self.iterations - 1)
 
 
 _AHEAD = (
@@ -259,8 +277,24 @@ class AsyncConfig:
         return self.plays_ahead and self.proximal == "interpolate"
 
 
+class LoopOptimizationConfig:
+    """Settings of optimization that the training loop reads; defaults of learners without such flags.
+
+    Attributes:
+        freezing_actor_steps: initial iterations in which the policy is not trained.
+        ema_beta: decay of a moving average of the actor's weights; 0: no average.
+        use_ema: evaluate and export the average.
+        offload_during_rollout: keep optimizer states and all networks but the actor in host memory during rollouts.
+    """
+
+    freezing_actor_steps: int = 0
+    ema_beta: float = 0.0
+    use_ema: bool = False
+    offload_during_rollout: bool = False
+
+
 @dataclass(frozen=True)
-class OptimizationConfig:
+class OptimizationConfig(LoopOptimizationConfig):
     """Optimizers of actor and critic, and further losses and averages."""
 
     actor_learning_rate: float = arg(
@@ -445,8 +479,22 @@ class ScheduleConfig(LoggingConfig):
     )
 
 
+class LoopGuardConfig:
+    """Early termination of runs that cannot learn; defaults of learners without such flags.
+
+    Attributes:
+        check_start: end the run in its first iteration if it cannot learn; False: warn; None: no check.
+        max_idle_iterations: end the run after this many iterations in a row that change nothing; 0: never.
+        max_bad_steps: end the run after this many skipped optimizer steps in a row.
+    """
+
+    check_start: bool | None = None
+    max_idle_iterations: int = 0
+    max_bad_steps: int
+
+
 @dataclass(frozen=True)
-class GuardConfig:
+class GuardConfig(LoopGuardConfig):
     """Early termination of runs that cannot learn."""
 
     check_start: bool = arg(
@@ -462,24 +510,53 @@ class GuardConfig:
     max_bad_steps: int = max_bad_steps_flag()
 
 
-@dataclass(frozen=True)
-class PPOConfig:
-    """The configuration of `PPOTrainer`.
+class TrainerConfig:
+    """Settings that the training loop reads; the configuration of each learner derives from it.
 
     Attributes:
-        batch: numbers of episodes and batch sizes.
-        algorithm: advantages, losses and KL.
-        optimization: optimizers, freezing, moving average, supervised loss.
+        batch: numbers of episodes.
         schedule: evaluation, checkpoints and logging.
         split: initial states for training and evaluation.
         record: environment record written into exported policies.
-        filters: filters of dynamic sampling.
-        correction: correction of the mismatch between rollout and training.
         reward_weights: returns the current weight of each reward source.
         guards: early termination of runs that cannot learn.
+        optimization: moving average, offloading.
         asynchronous: playing while training.
         backend: where the policy runs that plays.
-        shown_env: the environment of training, where it shows more than that of the record; None: it does not.
+        shown_env: the environment of training if it shows more than that of the record, or None.
+    """
+
+    batch: LoopBatchConfig
+    schedule: ScheduleConfig
+    split: SplitConfig
+    record: PolicyRecord
+    reward_weights: Callable[[], dict[str, float]]
+    guards: LoopGuardConfig
+    optimization: LoopOptimizationConfig
+    asynchronous: AsyncConfig = AsyncConfig()
+    backend: BackendSetup = BackendSetup()
+    shown_env: EnvConfig | None = None
+
+    @property
+    def learner(self) -> str:
+        """Name of the learning algorithm."""
+        raise NotImplementedError
+
+    @property
+    def compares_groups(self) -> bool:
+        """Whether the episodes of a group are compared with each other."""
+        return False
+
+
+@dataclass(frozen=True)
+class PPOConfig(TrainerConfig):
+    """The configuration of `PPOTrainer`; further attributes as in `TrainerConfig`.
+
+    Attributes:
+        algorithm: advantages, losses and KL.
+        optimization: optimizers, freezing, moving average, supervised loss.
+        filters: filters of dynamic sampling.
+        correction: correction of the mismatch between rollout and training.
     """
 
     batch: BatchConfig
@@ -495,3 +572,13 @@ class PPOConfig:
     asynchronous: AsyncConfig = AsyncConfig()
     backend: BackendSetup = BackendSetup()
     shown_env: EnvConfig | None = None
+
+    @property
+    def learner(self) -> str:
+        """Name of the learning algorithm."""
+        return self.algorithm.algorithm
+
+    @property
+    def compares_groups(self) -> bool:
+        """Whether the advantage estimator compares the episodes of a group."""
+        return self.batch.n_samples_per_prompt > 1 and "group_ids" in self.algorithm.estimator_parameters

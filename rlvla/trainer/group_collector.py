@@ -345,7 +345,7 @@ class GroupCollector:
         ahead = {iteration: [asdict(r) for r in requests] for iteration, requests in self._ahead.items()}
         return {"position": self._position, "carried": carried} | ({"ahead": ahead} if ahead else {})
 
-    def share_out(self, states: Sequence[dict[str, Any]], prepare: Prepare | None = None) -> int:
+    def reshard_state(self, states: Sequence[dict[str, Any]], prepare: Prepare | None = None) -> int:
         """Restore the `state_dict`s of a different number of ranks, re-sharding the groups carried over.
 
         Returns:

@@ -14,7 +14,7 @@ import torch
 from rlvla.evaluation.results import EvalResult
 from rlvla.experience import Experience, Sample
 from rlvla.rollout.stats import saturated_proprio, saturation_warning
-from rlvla.trainer.config import AsyncConfig, GuardConfig, ScheduleConfig
+from rlvla.trainer.config import AsyncConfig, LoopGuardConfig, ScheduleConfig
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.observers import Observer, OptimizerStep, Rollout
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
@@ -222,7 +222,7 @@ class Guards(Observer):
 
     def __init__(
         self,
-        config: GuardConfig,
+        config: LoopGuardConfig,
         strategy: DeepspeedStrategy,
         folder: Path,
         settings: Mapping[str, Any],

@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from rlvla.models.reference import ReferenceModel
-from rlvla.trainer.config import BatchConfig
+from rlvla.trainer.config import LoopBatchConfig
 from rlvla.trainer.observers import Observer, OptimizerStep
 from rlvla.utils.deepspeed.engine import Engine
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
@@ -24,13 +25,27 @@ if TYPE_CHECKING:
 HOST = torch.device("cpu")
 
 
-@dataclass
-class Models:
-    """The networks of a run; `critic` and `reference` are None if not used.
+class LoopModels:
+    """The networks that the training loop reads.
 
     Attributes:
+        actor: the policy, a `Policy` and `nn.Module`.
         overrides: the run's settings of the policy in place of its folder's, see `check_checkpoint`.
+        frozen: separate networks that are never trained, each as the module whose `forward` is called.
     """
+
+    actor: Any
+    overrides: Mapping[str, Any] = MappingProxyType({})
+
+    @property
+    def frozen(self) -> list[nn.Module]:
+        """None."""
+        return []
+
+
+@dataclass
+class Models(LoopModels):
+    """The networks of a run; `critic` and `reference` are None if not used."""
 
     actor: Actor
     critic: Critic | None
@@ -39,7 +54,7 @@ class Models:
 
     @property
     def frozen(self) -> list[nn.Module]:
-        """The separate networks that are never trained, each as the module whose `forward` is called."""
+        """A reference with weights of its own."""
         if self.reference is None or self.reference.without_adapters:
             return []
         return [self.reference.actor]
@@ -59,7 +74,7 @@ class Offloading:
         self,
         enabled: bool,
         engines: Mapping[str, Engine],
-        models: Models,
+        models: LoopModels,
         strategy: DeepspeedStrategy,
     ):
         self._enabled, self._engines = enabled, engines
@@ -144,7 +159,7 @@ class WeightAverage(Observer):
             tensor.copy_(state[name])
 
 
-def anneal_noise(actor: Engine, batch: BatchConfig, iteration: int) -> dict[str, float]:
+def anneal_noise(actor: Engine, batch: LoopBatchConfig, iteration: int) -> dict[str, float]:
     """Set the noise level of the decisions of an iteration, counted from 0, if it is annealed; returns the metric.
 
     Linear from that of the policy in the first iteration to --flow_noise_level_end in the last.

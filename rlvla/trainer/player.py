@@ -19,7 +19,7 @@ from rlvla.rollout.config import COLOCATED, ROLLOUT_BACKENDS
 from rlvla.rollout.stats import RolloutStats
 from rlvla.trainer.ahead import Played, RolloutAhead, set_noise
 from rlvla.trainer.algorithm import Algorithm
-from rlvla.trainer.config import AsyncConfig, BatchConfig, PPOConfig
+from rlvla.trainer.config import AsyncConfig, LoopBatchConfig, TrainerConfig
 from rlvla.trainer.measurements import Stopwatch
 from rlvla.utils.bars import progress_bar
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
@@ -49,7 +49,7 @@ class Player:
         rollout: RolloutEngine,
         strategy: DeepspeedStrategy,
         signals: StopSignals,
-        batch: BatchConfig,
+        batch: LoopBatchConfig,
         backend: RolloutBackend | None = None,
     ):
         self._rollout, self._strategy, self._signals = rollout, strategy, signals
@@ -142,7 +142,7 @@ class AsyncPlayer(Player):
     def __init__(
         self,
         ahead: RolloutAhead,
-        batch: BatchConfig,
+        batch: LoopBatchConfig,
         config: AsyncConfig,
         rollout: RolloutEngine,
         strategy: DeepspeedStrategy,
@@ -205,7 +205,7 @@ def closes_player(init: Callable[Concatenate[Any, P], None]) -> Callable[Concate
 
 
 def make_player(
-    config: PPOConfig, policy: nn.Module, rollout: RolloutEngine, strategy: DeepspeedStrategy, signals: StopSignals
+    config: TrainerConfig, policy: nn.Module, rollout: RolloutEngine, strategy: DeepspeedStrategy, signals: StopSignals
 ) -> Player:
     """The player of a run; its backend is made of the policy before DeepSpeed has changed that."""
     shared, ahead, setup = (rollout, strategy, signals), config.asynchronous, config.backend

@@ -165,7 +165,7 @@ class MicroBatchPlanner:
         tokens = self._row_tokens(step) if bool(step.action_mask.any()) else [0] * len(step)
         sizes = strategy.gather_objects(tokens)
         owners = [(rank, row) for rank, part in enumerate(sizes) for row in range(len(part))]
-        parts = share_out(
+        parts = assign_rows(
             [size for part in sizes for size in part],
             [rank for rank, _ in owners],
             strategy.world_size,
@@ -184,7 +184,7 @@ class MicroBatchPlanner:
         return Experience.cat(parts_here) if parts_here else step.take(staying)
 
 
-def share_out(sizes: Sequence[int], owners: Sequence[int], num_ranks: int, equal_rows: bool) -> list[list[int]]:
+def assign_rows(sizes: Sequence[int], owners: Sequence[int], num_ranks: int, equal_rows: bool) -> list[list[int]]:
     """Assign rows to ranks by the largest differencing method (Karmarkar-Karp).
 
     Args:

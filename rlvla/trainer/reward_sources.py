@@ -108,7 +108,7 @@ def waits_on_host(strategy: StrategyConfig, optimization: OptimizationConfig) ->
     return strategy.zero_stage == 3 or optimization.offload_during_rollout
 
 
-def tie_to_learner(
+def configure_for_learner(
     plan: RewardPlan,
     algorithm: AlgorithmConfig,
     device: torch.device | str,

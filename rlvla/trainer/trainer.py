@@ -23,7 +23,7 @@ from rlvla.evaluation.results import EvalResult
 from rlvla.evaluation.videos import record_videos
 from rlvla.models.policy import Policy, RolloutPolicy
 from rlvla.rollout import RolloutEngine
-from rlvla.trainer.algorithm import Algorithm, AlgorithmSetup
+from rlvla.trainer.algorithm import Algorithm, LearnerSetup
 from rlvla.trainer.algorithm_config import LEARNERS
 from rlvla.trainer.guards import FewEffectiveSamples, Guards
 from rlvla.trainer.measurements import IterationProfiler, Stopwatch, Throughput, measure_rollout
@@ -44,7 +44,7 @@ class Trainer:
     """Trains a policy with the chosen algorithm on episodes played in the simulator.
 
     Args:
-        setup: models, strategy, configuration and tasks; `setup.config.algorithm.algorithm` names the algorithm.
+        setup: models, strategy, configuration and tasks; `setup.config.learner` names the algorithm.
         rollout: plays episodes on this rank's workers.
         save_path: run folder, which receives metrics, TensorBoard files, and `policy/` at the end.
         ckpt_path: folder of the training checkpoints.
@@ -64,7 +64,7 @@ class Trainer:
     @closes_player
     def __init__(
         self,
-        setup: AlgorithmSetup,
+        setup: LearnerSetup,
         rollout: RolloutEngine,
         save_path: Path,
         ckpt_path: Path,
@@ -76,7 +76,7 @@ class Trainer:
         self._signals = signals or StopSignals()
         # First, as a copy of the policy that plays ahead is made before DeepSpeed changes it.
         self.player = make_player(config, setup.models.actor, rollout, strategy, self._signals)
-        self.algorithm: Algorithm = LEARNERS.get(config.algorithm.algorithm)(setup)
+        self.algorithm: Algorithm = LEARNERS.get(config.learner)(setup)
         engines, optimization = self.algorithm.engines, config.optimization
         self._offloading = Offloading(optimization.offload_during_rollout, engines, setup.models, strategy)
         self._average = WeightAverage(self.algorithm.actor, optimization.ema_beta) if optimization.ema_beta else None
@@ -156,7 +156,7 @@ class Trainer:
         if state["rank_state"] is not None:
             self.algorithm.load_rank_state_dict(state["rank_state"])
         else:  # the number of ranks has changed
-            outcome = self.algorithm.share_out(state["rank_states"])
+            outcome = self.algorithm.reshard_state(state["rank_states"])
             self._log(
                 f"{state['world_size']} rank(s) wrote the checkpoint and {self.strategy.world_size} continue: "
                 f"{outcome}, all ranks reseed their generators, as at the start of each iteration"

@@ -74,7 +74,7 @@ class Row:
         features = policy.encoder(policy.policy_proprio(self.proprio), None, None)
         mean, log_std = policy.network.parameter_distribution(features)
         raw = mean[0] + log_std[0].exp() * noise
-        self.parameters, used = raw.tanh(), policy.mask
+        self.parameters, used = raw.tanh(), policy.parameter_mask
         density = TransformedDistribution(Normal(mean[0], log_std[0].exp()), [TanhTransform(cache_size=0)])
         inside = self.parameters.clamp(-1 + 1e-7, 1 - 1e-7)
         self.log_density = [density.log_prob(inside)[k][used[k]].sum() for k in range(len(used))]
@@ -147,7 +147,7 @@ def test_the_actor_descends_the_entropy_less_the_value(learner: SAC, monkeypatch
     rows, critic = rows_of(learner, batch.now, noise), learner.critic.module
     alpha, reduce = learner.temperatures[PARAMETERS], learner._sac.actor_reduction
     loss, of_entropy, of_choice = torch.zeros(()), 0.0, 0.0
-    sizes = learner._policy.mask.sum(-1).tolist()
+    sizes = learner._policy.parameter_mask.sum(-1).tolist()
     for row in rows:
         q = [row.q_values(critic, kind) for kind in range(len(sizes))]
         values = [part.min() if reduce == "min" else part.mean() for part in q]
@@ -173,13 +173,13 @@ def test_the_actor_descends_the_entropy_less_the_value(learner: SAC, monkeypatch
 
 def test_an_update_moves_target_and_priorities(learner: SAC, monkeypatch: pytest.MonkeyPatch) -> None:
     updates, drawn, errors = learner.updates, [], []
-    learner._owed = 1.5
+    learner.pending_updates = 1.5
     draw, step = learner._draw, learner._update_critics
     monkeypatch.setattr(learner, "_draw", lambda: drawn.append(draw()) or drawn[-1])
     monkeypatch.setattr(learner, "_update_critics", lambda *a: errors.append(step(*a)) or errors[-1])
     before = [value.clone() for value in learner._target.parameters()]
     learner.update(Metrics())
-    assert learner.updates == updates + 1 and learner._owed == 0.5
+    assert learner.updates == updates + 1 and learner.pending_updates == 0.5
     tau = learner._sac.tau
     for old, new, source in zip(before, learner._target.parameters(), learner.critic.module.parameters()):
         assert torch.allclose(new, (1 - tau) * old + tau * source, atol=1e-7)

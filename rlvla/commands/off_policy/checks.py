@@ -49,7 +49,7 @@ class CheckedSAC:
 
 
 def learner_of(flags: SACRun) -> AlgorithmConfig:
-    """What reward sources need to know of the learner: its discount, and that truncated episodes are bootstrapped."""
+    """An on-policy configuration equivalent for reward sources: same discount, truncated episodes bootstrapped."""
     return AlgorithmConfig(gamma=flags.sac.gamma)
 
 
@@ -135,7 +135,7 @@ def _check_environment(flags: SACRun) -> tuple[CheckedSAC | None, list[Problem]]
     found += more
     if found:
         return None, as_problems(found)
-    stored = config if view is None else view.stored(config)
+    stored = config if view is None else view.stored_config(config)
     demos, more = _demonstrations(flags, env, tasks, stored)
     if more:
         return None, more

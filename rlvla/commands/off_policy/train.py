@@ -11,20 +11,18 @@ from rlvla.commands.off_policy.flags import SACRun
 from rlvla.commands.run_policies import policy_record
 from rlvla.commands.runs.training import begin, run_folder, started, train
 from rlvla.commands.setup import CheckedRun
+from rlvla.models.sac_policy import SACPolicy
 from rlvla.options import options_of
 from rlvla.rewards import RewardConfig, RewardPlan
 from rlvla.rewards.base import REWARDS, reads_images
+from rlvla.rewards.machine_source import MachineSource
 from rlvla.rewards.success_source import SIMULATOR
 from rlvla.rollout import RolloutEngine
-from rlvla.trainer.algorithm import AlgorithmSetup
-from rlvla.trainer.algorithm_config import AlgorithmConfig
-from rlvla.trainer.config import OptimizationConfig
-from rlvla.trainer.models import Models
 from rlvla.trainer.off_policy.config import OffPolicyConfig
 from rlvla.trainer.off_policy.hindsight import MACHINE
-from rlvla.trainer.off_policy.sac import NAME
+from rlvla.trainer.off_policy.sac import SACModels, SACSetup
 from rlvla.trainer.progress.report import trainable_and_all
-from rlvla.trainer.reward_sources import tie_to_learner
+from rlvla.trainer.reward_sources import configure_for_learner
 from rlvla.trainer.trainer import Trainer
 from rlvla.utils.deepspeed.config import launched_rank
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
@@ -47,21 +45,28 @@ def run_sac(flags: SACRun) -> Trainer | None:
             show(describe_run(flags, checked, trainer=None))
         return None
     with started(flags, setting) as (pool, signals), ExitStack() as stack:
-        actor: Any = setting.checkpoint.load_policy()
-        critic = actor.new_critic(flags.sac.n_critics)
+        actor = setting.checkpoint.load_policy()
+        assert isinstance(actor, SACPolicy) and flags.sac.n_critics is not None
+        models = SACModels(actor, actor.new_critic(flags.sac.n_critics))
         strategy = DeepspeedStrategy(flags.strategy, seed=flags.run.seed)
         save_path = stack.enter_context(run_folder(flags, setting, strategy))
         plan = RewardPlan.from_config(flags.rewards, flags.success)
-        tie_to_learner(plan, learner_of(flags), strategy.device)
-        parts = (plan, flags.rollout, setting.tasks, setting.state_input)
-        rollout = RolloutEngine(pool, played_options(flags, setting), *parts)
+        configure_for_learner(plan, learner_of(flags), strategy.device)
+        rollout = RolloutEngine(
+            pool,
+            played_options(flags, setting),
+            plan,
+            flags.rollout,
+            tasks=setting.tasks,
+            state_input=setting.state_input,
+        )
+        machines = plan.sources.get(MACHINE)
+        assert machines is None or isinstance(machines, MachineSource)
         config = OffPolicyConfig(
-            flags.batch,
-            AlgorithmConfig(algorithm=NAME, gamma=flags.sac.gamma),
-            OptimizationConfig(),
-            flags.schedule,
-            flags.split,
-            policy_record(flags.noise.pretrain, flags.split, setting, checked.demos),
+            batch=flags.batch,
+            schedule=flags.schedule,
+            split=flags.split,
+            record=policy_record(flags.noise.pretrain, flags.split, setting, checked.demos),
             reward_weights=plan.weights,
             guards=flags.guards,
             sac=flags.sac,
@@ -69,10 +74,10 @@ def run_sac(flags: SACRun) -> Trainer | None:
             replay_folder=save_path / REPLAY,
             success_reward=options_of(flags.rewards, REWARDS, "success").reward_coef,
             shown_env=setting.shown_env,
-            machines=plan.sources.get(MACHINE),
+            machines=machines,
             judge=plan.sources.get(flags.replay.replay_score_source or ""),
         )
-        setup = AlgorithmSetup(Models(actor, critic, None), strategy, config, setting.tasks, checked.demos)
+        setup = SACSetup(models, strategy, config, setting.tasks, checked.demos)
         trainer = Trainer(setup, rollout, save_path, flags.ckpt_path, signals)
         begin(trainer, flags)
         train(trainer, flags, plan, describe_run(flags, checked, trainer))
@@ -89,7 +94,7 @@ def played_options(flags: SACRun, setting: CheckedRun) -> dict[str, Any]:
 
 
 def describe_run(flags: SACRun, checked: CheckedSAC, trainer: Trainer | None) -> str:
-    """What is trained, on what, for how long."""
+    """Header of the run: policy, method, replay, task, reward, length."""
     batch, sac, replay, setting = flags.batch, flags.sac, flags.replay, checked.run
     weights = ""
     if trainer is not None:
@@ -97,17 +102,17 @@ def describe_run(flags: SACRun, checked: CheckedSAC, trainer: Trainer | None) ->
         weights = f", {count(sizes[0])} parameters, {sac.n_critics} critics with {count(sizes[1])}"
     names = [task.name for task in setting.tasks]
     states = sum(len(flags.split.train_states(task)) for task in setting.tasks)
-    sees = [*(["cameras"] if setting.spec.reads_images else []), *(["proprio"] if setting.env.use_proprio else [])]
+    observed = [*(["cameras"] if setting.spec.reads_images else []), *(["proprio"] if setting.env.use_proprio else [])]
     view = "; critics see the state" if sac.critic_state else ""
     rewards = " ".join(flags.rewards.reward)
-    acts = sac.policy if flags.noise.pretrain is None else f"noise of {flags.noise.pretrain}"
+    policy = sac.policy if flags.noise.pretrain is None else f"noise of {flags.noise.pretrain}"
     rows = {
-        "policy": f"{acts} (sees {' and '.join(sees)}{view}){weights}",
+        "policy": f"{policy} (sees {' and '.join(observed)}{view}){weights}",
         "method": f"soft actor-critic, {sac.n_step}-step targets, {batch.utd_ratio:g} updates per decision",
         "replay": f"{replay.replay_priority}, {replay.replay_capacity:,} decisions"
         + (f", {replay.her_ratio:g} relabelled copies of an episode" if replay.her_ratio else ""),
         "task": f"{setting.env.suite}, {names[0] if len(names) == 1 else f'{len(names)} tasks'}, {states:,} initial "
-        f"states; success told by {setting.success_source}",
+        f"states; success detector: {setting.success_source}",
         "reward": rewards,
         "episodes": f"{batch.num_episodes:,} = {batch.iterations} iterations of {batch.rollout_batch_size}, the first "
         f"{batch.random_episodes} at random",

@@ -10,14 +10,12 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm, relu
 
 from rlvla.algorithms.off_policy import (
-    critic_actions,
     parameter_mask,
     primitive_log_probs,
     tanh_normal_sample,
 )
 from rlvla.models.compact.network import CameraEncoder, initialize_weights
 from rlvla.models.compact.text import Sentences, TextEncoder
-from rlvla.models.sac_policy import with_goals  # noqa: F401 (imported from here by rlvla.trainer.off_policy)
 from rlvla.models.soft_actor.config import SoftActorConfig
 
 _CAMERA_WIDTH = 64
@@ -178,11 +176,6 @@ class SoftCritic(nn.Module):
         if actions.dim() == 3:
             features = features[:, None].expand(-1, actions.shape[1], -1)
         return self.ensemble(torch.cat([features, actions], -1), critics)
-
-
-def stored_actions(values: Tensor, mask: Tensor, kinds: Tensor | None) -> Tensor:
-    """See `SACPolicy.critic_actions`, which replaces it in `rlvla.trainer.off_policy`."""
-    return values if kinds is None else critic_actions(kinds, values, mask)
 
 
 INITIALISATIONS = ("default", "orthogonal")

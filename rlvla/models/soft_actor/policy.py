@@ -209,21 +209,6 @@ class SoftActorPolicy(nn.Module):
             return -log_probs.squeeze(-1), None
         return over_primitives(choice, -log_probs), over_primitives(choice, -choice)
 
-    # Names that `rlvla.trainer.off_policy` uses until it is typed to `SACPolicy`.
-    def _set_random_actions(self, value: bool) -> None:
-        self.random_actions = value
-
-    def _set_random_primitives(self, value: bool) -> None:
-        self.random_primitives = value
-
-    at_random = property(lambda self: self.random_actions, _set_random_actions)
-    choice_at_random = property(lambda self: self.random_primitives, _set_random_primitives)
-    own, mask, stored_config = policy_proprio, parameter_mask, stored_sizes
-
-    def observed(self, samples: Sequence[Sample]) -> list[dict[str, np.ndarray]]:
-        """See `stored_observations`."""
-        return self.stored_observations(samples)
-
     # ------------------------------------------------------------------------------ the rest of `Policy`
     def score(self, batch: Experience, temperature: float = 1.0) -> Any:
         """Not supported by soft actors."""

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from rlvla.algorithms.choices import CRITIC_REDUCTIONS
+from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.models.config import CAMERA_MAP_HELP, MAX_FLOW_STEPS, PLATFORM_HELP
 from rlvla.models.vla.choices import PLATFORMS
 from rlvla.replay.priorities import PrioritySettings, priority_names
+from rlvla.rewards.base import RewardSource
 from rlvla.rewards.machine_source import MachineSource
-from rlvla.rollout.config import TaskSamplingConfig
-from rlvla.trainer.config import BasicRunConfig, PPOConfig, max_bad_steps_flag
+from rlvla.trainer.config import (
+    BasicRunConfig,
+    LoopBatchConfig,
+    LoopGuardConfig,
+    LoopOptimizationConfig,
+    ScheduleConfig,
+    TrainerConfig,
+    max_bad_steps_flag,
+)
 from rlvla.utils.cli.flags import arg
 from rlvla.utils.deepspeed.config import StrategyConfig
 
+if TYPE_CHECKING:
+    from rlvla.checkpoints.policy_folder import PolicyRecord
+
+SAC_NAME = "sac"  # of the learner
 DSRL = "dsrl"
 ASKED_AGAIN = "vlm"  # the judge that may answer otherwise a second time, or for the first time
 POLICIES = ("primitives", "gaussian", DSRL)
@@ -46,12 +60,8 @@ class SACRunConfig(BasicRunConfig):
 
 
 @dataclass(frozen=True)
-class SACBatchConfig(TaskSamplingConfig):
-    """How much is played, and how much is learned from it."""
-
-    n_samples_per_prompt: ClassVar[int] = 1
-    temperature: ClassVar[float] = 1.0
-    flow_noise_level_end: ClassVar[None] = None
+class SACBatchConfig(LoopBatchConfig):
+    """Numbers of episodes, and of updates per decision."""
 
     num_episodes: int = arg(
         2048, "total number of episodes to play", minimum=1, essential=True, aliases=("total_episodes",)
@@ -71,16 +81,6 @@ class SACBatchConfig(TaskSamplingConfig):
         essential=True,
     )
     actor_interval: int = arg(1, "updates of the critics per update of actor and temperature", minimum=1)
-
-    @property
-    def episodes_per_iteration(self) -> int:
-        """Episodes per iteration, over all ranks."""
-        return self.rollout_batch_size
-
-    @property
-    def iterations(self) -> int:
-        """Iterations of the run."""
-        return max(1, self.num_episodes // self.rollout_batch_size)
 
 
 @dataclass(frozen=True)
@@ -302,32 +302,41 @@ class SACStrategyConfig(StrategyConfig):
 
 
 @dataclass(frozen=True)
-class SACGuardConfig:
-    """Early termination of runs that cannot learn."""
+class SACGuardConfig(LoopGuardConfig):
+    """Early termination of runs that cannot learn; random actions need not succeed."""
 
-    check_start: ClassVar[None] = None  # random actions need not succeed
-    max_idle_iterations: ClassVar[int] = 0
     max_bad_steps: int = max_bad_steps_flag()
 
 
-@dataclass(frozen=True)
-class OffPolicyConfig(PPOConfig):
-    """The configuration of a run with `SAC`; the groups that only on-policy learners read have their defaults.
+@dataclass(frozen=True, kw_only=True)
+class OffPolicyConfig(TrainerConfig):
+    """The configuration of a run with `SAC`; further attributes as in `TrainerConfig`.
 
     Attributes:
-        sac: actor, critics, temperatures.
+        sac: actor, critics, temperatures; without defaults that depend on the policy, see `DEFAULTS`.
         replay: the buffer.
-        replay_folder: where the buffers of the ranks are.
-        success_reward: what the reward source `success` pays, by which demonstrations and hindsight are rewarded.
+        replay_folder: folder of the buffers of all ranks.
+        success_reward: reward of the source `success`, by which demonstrations and hindsight are rewarded.
         machines: the reward source `rm`, or None without it.
         judge: the reward source of `replay_score_source`, or None without it.
     """
 
-    batch: Any
-    guards: Any = SACGuardConfig()
+    batch: SACBatchConfig
+    schedule: ScheduleConfig
+    split: SplitConfig
+    record: PolicyRecord
+    reward_weights: Callable[[], dict[str, float]] = dict
+    guards: SACGuardConfig = SACGuardConfig()
+    optimization = LoopOptimizationConfig()
+    shown_env: EnvConfig | None = None
     sac: SACConfig = field(default_factory=SACConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     replay_folder: Path = Path("replay")
     success_reward: float = 1.0
     machines: MachineSource | None = None
-    judge: Any = None
+    judge: RewardSource | None = None
+
+    @property
+    def learner(self) -> str:
+        """Soft actor-critic."""
+        return SAC_NAME

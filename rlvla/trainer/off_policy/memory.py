@@ -17,9 +17,7 @@ from torch import Tensor
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.experience import Sample
 from rlvla.models.compact.text import Sentences
-from rlvla.models.soft_actor.config import SoftActorConfig
-from rlvla.models.soft_actor.network import with_goals
-from rlvla.models.soft_actor.policy import SoftActorPolicy
+from rlvla.models.sac_policy import SACPolicy, StoredSizes, with_goals
 from rlvla.replay.buffer import Drawn, ReplayBuffer
 from rlvla.replay.priorities import make_priority
 from rlvla.replay.sampling import importance_weights, mixture_probabilities, rank_prefix_sums
@@ -71,14 +69,14 @@ class Memory:
         folder: of the buffer.
     """
 
-    def __init__(self, actor: SoftActorPolicy, config: ReplayConfig, folder: Path):
+    def __init__(self, actor: SACPolicy, config: ReplayConfig, folder: Path):
         self._actor, self._config, self.folder = actor, config, folder
         self.sentences: list[str] = []  # by their numbers in the buffer
         self._buffer: ReplayBuffer | None = None
         self._saved, self._needed = 0, list[int]()  # states of the buffer: the last one, and those of checkpoints
         self._priority = make_priority(config.replay_priority, config.priority_settings)
         self._settings = BufferConfig(
-            columns_of(actor.stored_config, named_tasks=config.replay_rescore_interval > 0),
+            columns_of(actor.stored_sizes, named_tasks=config.replay_rescore_interval > 0),
             config.replay_capacity,
             actor.spec.action_chunk_len,
             config.replay_eviction,
@@ -86,10 +84,10 @@ class Memory:
 
     @classmethod
     def of_demonstrations(
-        cls, actor: SoftActorPolicy, demos: Demonstrations, indices: Sequence[int], scale: float, folder: Path
+        cls, actor: SACPolicy, demos: Demonstrations, indices: Sequence[int], scale: float, folder: Path
     ) -> Memory:
         """A memory of these demonstrations alone, see `append_demonstrations`."""
-        length, steps = actor.config.action_chunk_len, [len(demos.actions[index]) for index in indices]
+        length, steps = actor.stored_sizes.action_chunk_len, [len(demos.actions[index]) for index in indices]
         capacity = 2 + sum(2 * min(length, count) + count for count in steps)
         memory = cls(actor, ReplayConfig(replay_capacity=capacity), folder)
         memory.append_demonstrations(demos, indices, scale)
@@ -122,15 +120,15 @@ class Memory:
             relabel: gives copies of an episode with other goals, which are added as well.
         """
         episodes = []
-        for sample, observed in zip(samples, self._actor.observed(samples)):
+        for sample, observed in zip(samples, self._actor.stored_observations(samples)):
             scores = sample.scores.get(self._config.replay_score_source or "")
             columns: dict[str, Any] = {"action": sample.trace["action"].numpy(), **observed}
-            if self._actor.config.text_width:
+            if self._actor.stored_sizes.text_width:
                 words = [*sample.decision_instructions, sample.last_instruction]
                 columns["sentence"] = np.array([self._number(text) for text in words], np.int32)
             if self._config.replay_rescore_interval:
                 columns[TASK] = np.full(sample.num_decisions, sample.task_id, np.int32)
-            if self._actor.config.goals:
+            if self._actor.stored_sizes.goals:
                 columns[GOAL] = np.zeros(sample.num_decisions + 1, np.int32)
             episode = Episode(
                 columns,
@@ -169,7 +167,7 @@ class Memory:
 
     def instructions(self, rows: np.ndarray) -> list[str]:
         """The instructions of rows that hold observations; [] if all have the same one, which is not stored."""
-        if not self._actor.config.text_width:
+        if not self._actor.stored_sizes.text_width:
             return []
         return [self.sentences[number] for number in self.buffer.gather(rows, ["sentence"])["sentence"]]
 
@@ -190,7 +188,7 @@ class Memory:
         A decision is a chunk of their actions. Windows of a chunk begin at each step of its first chunk, so that every
         step is the beginning of a decision.
         """
-        length, width = self._actor.config.action_chunk_len, demos.actions[0].shape[1]
+        length, width = self._actor.stored_sizes.action_chunk_len, demos.actions[0].shape[1]
         episodes = []
         for index in indices:
             actions = demos.actions[index]
@@ -273,7 +271,7 @@ def _version(episode: Episode) -> int:
     return int(np.asarray(episode.policy_version).flat[0])
 
 
-def make_batch(parts: Sequence[dict[str, np.ndarray]], actor: SoftActorPolicy, device: torch.device | str) -> Batch:
+def make_batch(parts: Sequence[dict[str, np.ndarray]], actor: SACPolicy, device: torch.device | str) -> Batch:
     """One batch of the rows from several buffers, see `Memory.rows`."""
     joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
@@ -282,8 +280,8 @@ def make_batch(parts: Sequence[dict[str, np.ndarray]], actor: SoftActorPolicy, d
 
     def seen(when: str) -> Observations:
         proprio, images = (tensor(f"{when}/{n}") if f"{when}/{n}" in joined else None for n in ("proprio", "images"))
-        if actor.config.goals and proprio is not None:
-            proprio = with_goals(proprio, tensor(f"{when}/{GOAL}").long(), actor.config.goals)
+        if actor.stored_sizes.goals and proprio is not None:
+            proprio = with_goals(proprio, tensor(f"{when}/{GOAL}").long(), actor.stored_sizes.goals)
         words = joined.get(f"{when}/sentence")
         return Observations(proprio, images, None if words is None else actor.sentences(words.tolist()))
 
@@ -291,7 +289,7 @@ def make_batch(parts: Sequence[dict[str, np.ndarray]], actor: SoftActorPolicy, d
     return Batch(seen("now"), seen("later"), tensor("action"), returns, discounts, weights, tensor("mask"))
 
 
-def columns_of(config: SoftActorConfig, *, named_tasks: bool = False) -> tuple[Column, ...]:
+def columns_of(config: StoredSizes, *, named_tasks: bool = False) -> tuple[Column, ...]:
     """What is stored of each decision, with the id of its task or without."""
     columns = [Column("action", (config.action_width,))]
     if config.proprio_dim:
@@ -308,7 +306,7 @@ def columns_of(config: SoftActorConfig, *, named_tasks: bool = False) -> tuple[C
     return tuple(columns)
 
 
-def weigh_as_ones(part: dict[str, np.ndarray], strategy: DeepspeedStrategy) -> None:
+def normalize_weights(part: dict[str, np.ndarray], strategy: DeepspeedStrategy) -> None:
     """Scale the importance weights of rows, see `Memory.rows`, so that their mean over all ranks is 1."""
     sums = {"weights": float((part["weights"] * part["mask"]).sum()), "rows": float(part["mask"].sum())}
     sums = strategy.all_reduce(sums, "sum")

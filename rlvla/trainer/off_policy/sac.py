@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,29 +29,50 @@ from rlvla.algorithms.off_policy import (
     update_target,
 )
 from rlvla.data.demonstrations import Demonstrations
+from rlvla.envs.base import TaskSpec
 from rlvla.experience import Sample
 from rlvla.models.distributions import sample_by_inverse_cdf
-from rlvla.models.soft_actor.network import SoftCritic, stored_actions
-from rlvla.models.soft_actor.policy import SoftActorPolicy
+from rlvla.models.sac_policy import SACCritic, SACPolicy
 from rlvla.replay.buffer import Drawn
 from rlvla.replay.sampling import linear_schedule
-from rlvla.trainer.algorithm import Algorithm, AlgorithmSetup, Plan, register_algorithm, show_sampler
+from rlvla.trainer.algorithm import Algorithm, LearnerSetup, Plan, register_algorithm, update_sampler
 from rlvla.trainer.measurements import Stopwatch
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.metrics_writer import OFF_POLICY_OVERVIEW, Layout, off_policy_layout
-from rlvla.trainer.off_policy.config import OffPolicyConfig
+from rlvla.trainer.models import LoopModels
+from rlvla.trainer.off_policy.config import SAC_NAME, OffPolicyConfig
 from rlvla.trainer.off_policy.hindsight import Hindsight
-from rlvla.trainer.off_policy.memory import Batch, Memory, Observations, draw_share, make_batch, weigh_as_ones
+from rlvla.trainer.off_policy.memory import Batch, Memory, Observations, draw_share, make_batch, normalize_weights
 from rlvla.trainer.off_policy.rescoring import Rescoring
-from rlvla.trainer.off_policy.temperatures import Temperatures
+from rlvla.utils.deepspeed.engine import Engine, OptimConfig
+from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.errors import ConfigError, TrainingHalted
 from rlvla.utils.seeding import derive_rng, derive_seed
 
-NAME = "sac"
 PARAMETERS, CHOICE = "parameters", "choice"
+_BETAS, _EPS = (0.9, 0.999), 1e-8  # Adam
 
 
-@register_algorithm(NAME)
+@dataclass
+class SACModels(LoopModels):
+    """The networks of `SAC`, both also `nn.Module`s."""
+
+    actor: SACPolicy
+    critic: SACCritic
+
+
+@dataclass
+class SACSetup(LearnerSetup):
+    """Constructor arguments of `SAC`; attributes as in `LearnerSetup`."""
+
+    models: SACModels
+    strategy: DeepspeedStrategy
+    config: OffPolicyConfig
+    tasks: Sequence[TaskSpec]
+    demos: Demonstrations | None = None
+
+
+@register_algorithm(SAC_NAME)
 class SAC(Algorithm):
     """Soft actor-critic (Haarnoja et al. 2018) with an ensemble of critics, n-step targets and prioritised replay.
 
@@ -58,46 +80,56 @@ class SAC(Algorithm):
 
     Attributes:
         updates: updates of the critics so far.
-        memory: what was played.
+        pending_updates: updates that the decisions played so far allow.
+        memory: the replay buffer of this rank.
     """
 
     overview = OFF_POLICY_OVERVIEW
 
-    def __init__(self, setup: AlgorithmSetup):
+    def __init__(self, setup: LearnerSetup):
         super().__init__(setup)
-        config: Any = setup.config
-        if not isinstance(config, OffPolicyConfig):
+        if not isinstance(setup, SACSetup):
             raise ConfigError.of("algorithm", "mismatch", "--algorithm sac is trained by cli/train_sac_vla.py")
-        self.config, self._sac, self._strategy = config, config.sac, setup.strategy
-        models: Any = setup.models
-        self._policy: SoftActorPolicy = models.actor
-        self.actor = setup.prepare(models.actor, self._sac.actor_learning_rate, 1, small=True)
-        self._target: SoftCritic = copy.deepcopy(models.critic).requires_grad_(False)
-        self._target.to(self._strategy.device)
-        self.critic = setup.prepare(models.critic, self._sac.critic_learning_rate, 1, small=True)
-        names = (PARAMETERS, CHOICE) if self._policy.config.primitives else (PARAMETERS,)
-        initial = dict.fromkeys(names, self._sac.init_temperature)
-        self.temperatures = Temperatures(initial, self._sac.temperature_learning_rate)
-        rank = self._strategy.rank
-        replay = config.replay
-        self.memory = Memory(self._policy, replay, self._folder(rank, self._strategy.world_size))
+        config, strategy = setup.config, setup.strategy
+        sac, replay, rank, seed = config.sac, config.replay, strategy.rank, strategy.seed
+        self.config, self._sac, self._strategy = config, sac, strategy
+        assert sac.n_critics is not None and sac.actor_reduction is not None and sac.target_entropy is not None
+        self._n_critics, self._actor_reduction, self._target_entropy = (
+            sac.n_critics,
+            sac.actor_reduction,
+            sac.target_entropy,
+        )
+        self._policy = setup.models.actor
+        self.actor = self._engine(setup.models.actor, sac.actor_learning_rate)
+        target = copy.deepcopy(setup.models.critic)
+        assert isinstance(target, nn.Module)
+        self._target = target.requires_grad_(False).to(strategy.device)
+        self.critic = self._engine(setup.models.critic, sac.critic_learning_rate)
+        names = (PARAMETERS, CHOICE) if self._policy.has_primitives else (PARAMETERS,)
+        self.temperatures = Temperatures(dict.fromkeys(names, sac.init_temperature), sac.temperature_learning_rate)
+        self.memory = Memory(self._policy, replay, self._folder(rank, strategy.world_size))
         self._demos = None if setup.demos is None else self._demonstrated(setup.demos)
         self._hindsight: Hindsight | None = None
-        if config.replay.her_ratio:
+        if replay.her_ratio:
             assert config.machines is not None  # checked with the flags
-            self._hindsight = Hindsight(config.replay, config.machines, setup.tasks, config.success_reward)
+            self._hindsight = Hindsight(replay, config.machines, setup.tasks, config.success_reward)
         self._rescoring: Rescoring | None = None
         if replay.replay_rescore_interval:
+            assert config.judge is not None  # checked with the flags
             every, budget = replay.replay_rescore_interval, replay.replay_rescore_budget
             self._rescoring = Rescoring(config.judge, setup.tasks, every, budget)
         self._sampler = setup.sampler()
-        self._rng = derive_rng(setup.strategy.seed, "replay", rank)
-        self._shared_rng = derive_rng(setup.strategy.seed, "replay of all ranks")
-        self._noise = torch.Generator().manual_seed(derive_seed(setup.strategy.seed, "noise of updates", rank))
-        self._shared_noise = torch.Generator().manual_seed(derive_seed(setup.strategy.seed, "critics of targets"))
-        self.updates, self._episodes, self._owed = 0, 0, 0.0
+        self._rng, self._shared_rng = derive_rng(seed, "replay", rank), derive_rng(seed, "replay of all ranks")
+        self._noise = torch.Generator().manual_seed(derive_seed(seed, "noise of updates", rank))
+        self._shared_noise = torch.Generator().manual_seed(derive_seed(seed, "critics of targets"))
+        self.updates, self._episodes, self.pending_updates = 0, 0, 0.0
         self._played = self._normalized = False
         self._bad_steps = {"actor": 0, "critic": 0}
+
+    def _engine(self, model: SACPolicy | SACCritic, learning_rate: float) -> Engine:
+        assert isinstance(model, nn.Module)
+        optimizer = OptimConfig(learning_rate, _BETAS, 0.0, "constant", warmup_ratio=0.0, total_steps=1)
+        return self._strategy.prepare(model, optimizer, small=True)
 
     def layout(self, rewards: Iterable[str]) -> Layout:
         """Charts of values, temperatures and the replay buffer instead of PPO's."""
@@ -107,28 +139,28 @@ class SAC(Algorithm):
         return self.config.replay_folder / f"rank_{rank}_of_{world_size}"
 
     @property
-    def engines(self) -> dict[str, Any]:
+    def engines(self) -> dict[str, Engine]:
         """Actor and critics."""
         return {"actor": self.actor, "critic": self.critic}
 
     # ------------------------------------------------------------------------------------------------ playing
     def plan(self, iteration: int) -> Plan | None:
         """The episodes of this rank; the first ones of a run are played at random."""
-        self._policy.at_random = self._policy.choice_at_random = False
+        self._policy.random_actions = self._policy.random_primitives = False
         if self._played:
             self._played = False
             return None
         self._played = True
-        self._policy.at_random = self._episodes < self.config.batch.random_episodes
-        self._policy.choice_at_random = self._episodes < self._sac.choice_exploration
-        everywhere = self.config.batch.rollout_batch_size
-        share = everywhere // self._strategy.world_size
-        first = iteration * everywhere + share * self._strategy.rank
+        self._policy.random_actions = self._episodes < self.config.batch.random_episodes
+        self._policy.random_primitives = self._episodes < self._sac.choice_exploration
+        total = self.config.batch.rollout_batch_size
+        share = total // self._strategy.world_size
+        first = iteration * total + share * self._strategy.rank
         return Plan(self._sampler.at(range(first, first + share)))
 
     def interrupt(self) -> None:
         """The iteration is planned again."""
-        self._played = self._policy.at_random = self._policy.choice_at_random = False
+        self._played = self._policy.random_actions = self._policy.random_primitives = False
 
     def ingest(self, samples: Sequence[Sample]) -> None:
         """Put the episodes into the replay buffer.
@@ -136,11 +168,13 @@ class SAC(Algorithm):
         Raises:
             TrainingHalted: on all ranks: a reward of one of them is NaN or infinite, or they cannot be written.
         """
-        spoilt = [f"{s.suite}, initial state {s.init_state_id}" for s in samples if not torch.isfinite(s.rewards).all()]
-        everywhere = [episode for part in self._strategy.gather_objects(spoilt) for episode in part]
-        if everywhere:
+        nonfinite = [
+            f"{s.suite}, initial state {s.init_state_id}" for s in samples if not torch.isfinite(s.rewards).all()
+        ]
+        nonfinite = [episode for of_rank in self._strategy.gather_objects(nonfinite) for episode in of_rank]
+        if nonfinite:
             raise TrainingHalted(
-                f"rewards hold NaN or infinity ({everywhere[0]}), which would spoil all values; look at the reward "
+                f"rewards hold NaN or infinity ({nonfinite[0]}), which would spoil all values; look at the reward "
                 "sources (--reward)"
             )
         if self._rescoring is not None:
@@ -153,22 +187,19 @@ class SAC(Algorithm):
             self.memory.append(samples, scale=scale, version=self.updates, now=self.updates, relabel=relabel)
         except OSError as error:
             problem = str(error)
-        full = [text for text in self._strategy.gather_objects(problem) if text is not None]
-        if full:
-            raise TrainingHalted(f"the replay buffer cannot take the episodes: {full[0]}")
-        show_sampler(self._sampler, samples, self._strategy)
+        problems = [text for text in self._strategy.gather_objects(problem) if text is not None]
+        if problems:
+            raise TrainingHalted(f"the replay buffer cannot take the episodes: {problems[0]}")
+        update_sampler(self._sampler, samples, self._strategy)
         counts = {"episodes": float(len(samples)), "decisions": float(sum(s.num_decisions for s in samples))}
         counts = self._strategy.all_reduce(counts, "sum")
         self._episodes += int(counts["episodes"])
-        self._owed += counts["decisions"] * self.config.batch.utd_ratio
-
-    def is_idle(self, values: Mapping[str, float]) -> bool:
-        """Never: what was played before is learned from as well."""
-        return False
+        assert self.config.batch.utd_ratio is not None
+        self.pending_updates += counts["decisions"] * self.config.batch.utd_ratio
 
     # ------------------------------------------------------------------------------------------------ updating
     def update(self, metrics: Metrics) -> dict[str, float]:
-        """As many updates as the decisions played so far allow."""
+        """Run the pending updates."""
         rows = self._strategy.all_reduce({"rows": float(len(self.memory.buffer))}, "min")["rows"]
         if self._episodes < self.config.batch.random_episodes or not rows:
             return self._replay_metrics(metrics)
@@ -176,8 +207,8 @@ class SAC(Algorithm):
         watch = Stopwatch("timing_s/replay", "timing_s/update")
         self.actor.train(True)
         self.critic.train(True)
-        for _ in range(int(self._owed)):
-            self._owed -= 1.0
+        for _ in range(int(self.pending_updates)):
+            self.pending_updates -= 1.0
             with watch.phase("timing_s/replay"):
                 drawn, batch = self._draw()
             with watch.phase("timing_s/update"):
@@ -215,21 +246,21 @@ class SAC(Algorithm):
             beta=beta,
             share=share,
         )
-        parts = [self.memory.rows(drawn, self._sac.n_step, self._sac.gamma)]
+        rows = [self.memory.rows(drawn, self._sac.n_step, self._sac.gamma)]
         if self._demos is not None:
-            # Demonstrations weigh 1; what was played weighs as much on average, however it was drawn.
-            weigh_as_ones(parts[0], self._strategy)
-            shown = self._demos.buffer.sample(demonstrated, self._rng, share=0.0)
-            parts.append(self._demos.rows(shown, self._sac.n_step, self._sac.gamma))
-        batch = make_batch(parts, self._policy, self._strategy.device)
+            # Demonstrations have weight 1; so have played decisions on average, however they were drawn.
+            normalize_weights(rows[0], self._strategy)
+            drawn_demos = self._demos.buffer.sample(demonstrated, self._rng, share=0.0)
+            rows.append(self._demos.rows(drawn_demos, self._sac.n_step, self._sac.gamma))
+        batch = make_batch(rows, self._policy, self._strategy.device)
         if self._sac.image_shift:
-            for seen in (batch.now, batch.later):
-                assert seen.images is not None  # checked with the flags
-                seen.images = random_shift(seen.images, self._sac.image_shift, self._noise)
+            for observations in (batch.now, batch.later):
+                assert observations.images is not None  # checked with the flags
+                observations.images = random_shift(observations.images, self._sac.image_shift, self._noise)
         return drawn, batch
 
     def _demonstrated(self, demos: Demonstrations) -> Memory:
-        """This rank's share of the demonstrations, in a buffer of their own, made anew at each start."""
+        """A buffer with this rank's share of the demonstrations; it is not part of checkpoints."""
         rank, weights = self._strategy.rank, self.config.reward_weights()
         share = range(rank, len(demos.actions), self._strategy.world_size)
         success = weights.get("success", 0.0) * self.config.success_reward + weights.get("env", 0.0)
@@ -237,7 +268,7 @@ class SAC(Algorithm):
         return Memory.of_demonstrations(self._policy, demos, share, self._sac.reward_scale * success, folder)
 
     def _refresh(self, metrics: Metrics) -> None:
-        """Compute old TD errors again, see --replay_refresh_interval."""
+        """Recompute old TD errors (--replay_refresh_interval)."""
         replay, buffer = self.config.replay, self.memory.buffer
         if replay.replay_priority == "uniform":
             return
@@ -251,8 +282,8 @@ class SAC(Algorithm):
         for first in range(0, len(due), self.config.batch.train_batch_size):
             rows = due[first : first + self.config.batch.train_batch_size]
             ones, episodes = np.ones(len(rows)), buffer.gather(rows, ["episode"])["episode"]
-            found = self.memory.rows(Drawn(rows, episodes, ones, ones), self._sac.n_step, self._sac.gamma)
-            batch = make_batch([found], self._policy, self._strategy.device)
+            stored = self.memory.rows(Drawn(rows, episodes, ones, ones), self._sac.n_step, self._sac.gamma)
+            batch = make_batch([stored], self._policy, self._strategy.device)
             with torch.no_grad():
                 targets, now = self._targets(batch, self._noise), batch.now
                 q_values = self.critic.module(batch.actions, now.proprio, now.images, now.sentences)
@@ -261,7 +292,7 @@ class SAC(Algorithm):
         metrics.total({"replay/refreshed": float(len(due))})
 
     def _rescore(self, metrics: Metrics) -> None:
-        """Ask the judge again, see --replay_rescore_interval; it answers while the next episodes are played."""
+        """Request new scores (--replay_rescore_interval); they arrive while the next episodes are played."""
         if self.config.replay.replay_score_source is None:
             return
         age = self.memory.buffer.score_age(self.updates)
@@ -271,45 +302,36 @@ class SAC(Algorithm):
         metrics.total({"replay/rescored": float(self._rescoring.ask(self.memory, self.updates))})
 
     def _prioritise(self, rows: np.ndarray, episodes: np.ndarray, errors: np.ndarray) -> None:
-        """Set priorities by TD errors; one that is not finite says nothing, and its step was skipped."""
+        """Set priorities by TD errors; nonfinite ones are ignored, as their step was skipped."""
         finite = np.isfinite(errors)
         if finite.any():
             self.memory.buffer.update(rows[finite], episodes[finite], now=self.updates, td_error=errors[finite])
 
     @torch.no_grad()
     def _normalize(self) -> None:
-        """Set the normalisation of proprio from everything played, once."""
+        """Set the normalization of proprio to the statistics of all episodes so far, once."""
         if self._normalized:
             return
         self._normalized = True
-        if not len(self._target.encoder.mean):
+        if not len(self._target.proprio_normalization()[0]):
             return
         counts, totals, squares = zip(*self._strategy.gather_objects(self.memory.proprio_sums()))
         mean = torch.from_numpy(sum(totals) / sum(counts))
         std = (torch.from_numpy(sum(squares) / sum(counts)) - mean.square()).clamp_min(0.0).sqrt()
         self._set_normalization(mean.float(), std.float())
 
-    @torch.no_grad()
     def _set_normalization(self, mean: Tensor, std: Tensor) -> None:
-        self._policy.encoder.set_normalization(self._policy.own(mean), self._policy.own(std))
-        for critics in (self.critic.module, self._target):
-            critics.encoder.set_normalization(mean, std)
+        for network in (self._policy, self.critic.module, self._target):
+            network.set_proprio_normalization(mean, std)
 
-    def _sampled(self, seen: Observations, actor: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-        """For every primitive parameters [B, n, D] and their log-densities [B, n]; log-probs [B, n] of the choice."""
-        rows = len(seen.proprio if seen.proprio is not None else seen.images)  # type: ignore[arg-type]
-        network = self._policy.network
-        noise = torch.randn(rows, network.kinds, network.width, generator=self._noise).to(self._strategy.device)
-        proprio = None if seen.proprio is None else self._policy.own(seen.proprio)
-        values, densities, choice = actor(proprio, seen.images, seen.sentences, noise)
+    def _sample(self, observations: Observations, actor: SACPolicy | Engine) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Parameters [B, n, D] and their log-densities [B, n] for each primitive; log-probs [B, n] of the choice."""
+        proprio, images = observations.proprio, observations.images
+        rows = next(len(observed) for observed in (proprio, images) if observed is not None)
+        noise = torch.randn(rows, *self._policy.parameter_mask.shape, generator=self._noise).to(self._strategy.device)
+        proprio = None if proprio is None else self._policy.policy_proprio(proprio)
+        values, densities, choice = actor(proprio, images, observations.sentences, noise)
         return values, densities.sum(-1), choice
-
-    def _judged(self, values: Tensor, choice: Tensor | None) -> Tensor:
-        """Decisions for every primitive [B, n, D] as critics read them, [B, n, E]; [B, E] without primitives."""
-        if choice is None:
-            return values[:, 0]
-        kinds = torch.arange(values.shape[1], device=values.device).expand(len(values), -1)
-        return stored_actions(values, self._policy.mask, kinds)
 
     def _update_critics(self, batch: Batch, metrics: Metrics) -> np.ndarray:
         """One step of the critics; returns the absolute TD errors [B]."""
@@ -326,25 +348,25 @@ class SAC(Algorithm):
         norm = self.critic.backward(loss, last=True)
         self._check_step("critic", norm)
         kept = batch.mask
-        found = {"critic/q_mean": q_values.detach()[:, kept].mean(), "critic/target_mean": targets[kept].mean()}
-        found |= {"critic/td_error": errors[kept].mean(), "replay/is_weight_mean": batch.weights[kept].mean()}
-        metrics.mean(found, float(batch.mask.sum()))
+        means = {"critic/q_mean": q_values.detach()[:, kept].mean(), "critic/target_mean": targets[kept].mean()}
+        means |= {"critic/td_error": errors[kept].mean(), "replay/is_weight_mean": batch.weights[kept].mean()}
+        metrics.mean(means, float(batch.mask.sum()))
         metrics.mean({"critic/loss": loss.detach(), "critic/grad_norm": norm or 0.0}, 1.0)
         return errors.cpu().numpy()
 
     def _targets(self, batch: Batch, subsets: torch.Generator) -> Tensor:
-        """[B]: what the critics are to predict; `subsets` draws those whose smallest value counts."""
+        """TD targets [B] of the critics: minimum over a subset of the target critics, drawn by `subsets`."""
         sac = self._sac
         with torch.no_grad():
-            values, log_probs, choice = self._sampled(batch.later, self._policy)
+            values, log_probs, choice = self._sample(batch.later, self._policy)
             chosen = torch.zeros(len(values), dtype=torch.long, device=values.device)
             if choice is not None:
                 uniform = torch.rand(len(values), 1, generator=self._noise).to(values.device)
                 chosen = sample_by_inverse_cdf(choice[:, None], uniform)[:, 0]
             row = torch.arange(len(values), device=values.device)
-            action = stored_actions(values[row, chosen], self._policy.mask, None if choice is None else chosen)
-            some = sac.target_critics < sac.n_critics
-            critics = random_critics(sac.n_critics, sac.target_critics, subsets) if some else None
+            action = self._policy.critic_actions(values[row, chosen], None if choice is None else chosen)
+            some = sac.target_critics < self._n_critics
+            critics = random_critics(self._n_critics, sac.target_critics, subsets) if some else None
             q_next = self._target(action, batch.later.proprio, batch.later.images, batch.later.sentences, critics)
             if sac.entropy_in_target:
                 of_choice = None if choice is None else choice[row, chosen]
@@ -361,23 +383,33 @@ class SAC(Algorithm):
 
     def _update_actor(self, batch: Batch, metrics: Metrics) -> None:
         """One step of the actor and of the temperatures."""
-        sac, rows, seen = self._sac, float(self.config.batch.train_batch_size), batch.now
-        values, log_probs, choice = self._sampled(seen, self.actor)
-        critic: Any = self.critic.module
-        with _frozen(critic):
-            q_values = critic(self._judged(values, choice), seen.proprio, seen.images, seen.sentences)
-        options = {"reduction": sac.actor_reduction, "mask": batch.mask, "num_rows": rows}
-        options |= {"alpha": self.temperatures[PARAMETERS], "dp_size": self._strategy.world_size}
+        now, critic = batch.now, self.critic.module
+        values, log_probs, choice = self._sample(now, self.actor)
         if choice is None:
-            loss = actor_loss(q_values, log_probs[:, 0], **options)
+            decisions, primitives = values[:, 0], None
         else:
-            options["alpha_primitives"] = self.temperatures[CHOICE]
-            if self._episodes < sac.choice_exploration:  # what plays then has a uniform choice
-                uniform = torch.zeros_like(choice).log_softmax(-1)
-                loss = actor_loss(q_values, log_probs, uniform, **options)
-                loss = loss + actor_loss(q_values.detach(), log_probs.detach(), choice, **options)
-            else:
-                loss = actor_loss(q_values, log_probs, choice, **options)
+            decisions = values
+            primitives = torch.arange(values.shape[1], device=values.device).expand(len(values), -1)
+        with _frozen(critic):
+            actions = self._policy.critic_actions(decisions, primitives)
+            q_values = critic(actions, now.proprio, now.images, now.sentences)
+        soft_loss = partial(
+            actor_loss,
+            alpha=self.temperatures[PARAMETERS],
+            alpha_primitives=0.0 if choice is None else self.temperatures[CHOICE],
+            reduction=self._actor_reduction,
+            mask=batch.mask,
+            num_rows=float(self.config.batch.train_batch_size),
+            dp_size=self._strategy.world_size,
+        )
+        if choice is None:
+            loss = soft_loss(q_values, log_probs[:, 0])
+        elif self._episodes < self._sac.choice_exploration:  # rollouts draw the primitive uniformly
+            uniform = torch.zeros_like(choice).log_softmax(-1)
+            loss = soft_loss(q_values, log_probs, uniform)
+            loss = loss + soft_loss(q_values.detach(), log_probs.detach(), choice)
+        else:
+            loss = soft_loss(q_values, log_probs, choice)
         norm = self.actor.backward(loss, last=True)
         self._check_step("actor", norm)
         self._adapt_temperatures(log_probs.detach(), None if choice is None else choice.detach(), batch.mask, metrics)
@@ -386,11 +418,11 @@ class SAC(Algorithm):
     def _adapt_temperatures(self, log_probs: Tensor, choice: Tensor | None, mask: Tensor, metrics: Metrics) -> None:
         sac, kept = self._sac, mask.float()
         entropy, of_choice = self._policy.entropies(log_probs, choice)
-        targets = parameter_target_entropy(self._policy.mask, sac.target_entropy).to(log_probs.device)
+        targets = parameter_target_entropy(self._policy.parameter_mask, self._target_entropy).to(log_probs.device)
         target = targets[0] if choice is None else over_primitives(choice, targets.expand_as(choice))
         gaps = {PARAMETERS: float(((entropy - target) * kept).sum())}
         if of_choice is not None:
-            goal = primitive_target_entropy(self._policy.network.kinds, sac.primitive_target_entropy)
+            goal = primitive_target_entropy(len(self._policy.parameter_mask), sac.primitive_target_entropy)
             gaps[CHOICE] = float(((of_choice - goal) * kept).sum())
         total = float(self.config.batch.train_batch_size)
         gaps = {name: gap / total for name, gap in self._strategy.all_reduce(gaps, "sum").items()}
@@ -423,7 +455,7 @@ class SAC(Algorithm):
     # ------------------------------------------------------------------------------------------------ state
     def state_dict(self) -> dict[str, Any]:
         """Counters, and the state of the task sampler."""
-        counters = {"updates": self.updates, "episodes": self._episodes, "owed": self._owed}
+        counters: dict[str, Any] = {"updates": self.updates, "episodes": self._episodes, "owed": self.pending_updates}
         counters |= {"normalized": self._normalized, "bad_steps": self._bad_steps}
         return {"sac": counters | {"base_files": self._policy.base_files}, "task_sampler": self._sampler.state_dict()}
 
@@ -435,16 +467,16 @@ class SAC(Algorithm):
         if changed:
             text = "the policy whose noise is chosen has changed since this run began, and its replay buffer with it"
             raise ConfigError.of("pretrain", "changed", f"--pretrain: {text}: {', '.join(changed)}; restore the files")
-        self.updates, self._episodes, self._owed = counters["updates"], counters["episodes"], counters["owed"]
+        self.updates, self._episodes, self.pending_updates = counters["updates"], counters["episodes"], counters["owed"]
         self._normalized, self._bad_steps = counters["normalized"], dict(counters["bad_steps"])
         self._sampler.load_state_dict(state.get("task_sampler"))
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """The target critics and the temperatures."""
         target = {name: value.cpu() for name, value in self._target.state_dict().items()}
-        encoder = self._target.encoder
-        scale = {"mean": encoder.mean.cpu(), "std": encoder.std.cpu()}
-        return {"target": target, "temperatures": self.temperatures.state_dict(), "proprio": scale}
+        mean, std = self._target.proprio_normalization()
+        proprio = {"mean": mean.cpu(), "std": std.cpu()}
+        return {"target": target, "temperatures": self.temperatures.state_dict(), "proprio": proprio}
 
     def load_tensors(self, tensors: Mapping[str, dict[str, Tensor]]) -> None:
         """Restore `tensors`."""
@@ -453,7 +485,7 @@ class SAC(Algorithm):
         self.temperatures.load_state_dict(tensors["temperatures"])
 
     def rank_state_dict(self) -> dict[str, Any]:
-        """The buffer and the generators of this rank; writes what has changed in the buffer."""
+        """The generators of this rank and the saved state of its buffer, whose changes are written to disk."""
         generators = {"rng": self._rng.bit_generator.state, "shared_rng": self._shared_rng.bit_generator.state}
         noise = {"noise": self._noise.get_state(), "shared_noise": self._shared_noise.get_state()}
         saved: dict[str, Any] = {"world_size": self._strategy.world_size}
@@ -462,12 +494,12 @@ class SAC(Algorithm):
         return saved | {"memory": self.memory.save(), **generators, **noise}
 
     def checkpoint_written(self) -> None:
-        """Give up states of the buffer that none of the newest checkpoints needs."""
+        """Delete states of the buffer that none of the newest checkpoints needs."""
         self.memory.checkpoint_written(self.config.schedule.max_ckpt_num)
 
     def load_rank_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a `rank_state_dict`."""
-        if self.config.schedule.val_only:  # reading a buffer gives up what was saved of it later
+        if self.config.schedule.val_only:  # loading a buffer deletes its later states
             return
         self.memory.load(state["memory"])
         if self._rescoring is not None and "rescoring" in state:
@@ -477,13 +509,13 @@ class SAC(Algorithm):
         self._noise.set_state(state["noise"])
         self._shared_noise.set_state(state["shared_noise"])
 
-    def share_out(self, states: Sequence[dict[str, Any]]) -> str:
-        """Deal out the episodes of all ranks; their priorities start anew."""
+    def reshard_state(self, states: Sequence[dict[str, Any]]) -> str:
+        """Distribute the stored episodes over the ranks; their priorities are reset."""
         strategy = self._strategy
         if self.config.schedule.val_only:
             return "the replay buffers are left alone"
         saved = [(self._folder(n, state["world_size"]), state["memory"]) for n, state in enumerate(states)]
-        for rank in range(strategy.world_size):  # one after the other: reading tidies up
+        for rank in range(strategy.world_size):  # one after the other: loading deletes files
             if rank == strategy.rank:
                 self.memory.take_over(saved, slice(rank, None, strategy.world_size))
             strategy.barrier()
@@ -498,3 +530,46 @@ def _frozen(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         module.requires_grad_(True)
+
+
+class Temperatures:
+    """Temperatures alpha = exp(log alpha), each raised while its entropy is below its target (Adam on log alpha).
+
+    Equal on all ranks as long as they are given the same gaps.
+
+    Args:
+        initial: name -> temperature at the start.
+        learning_rate: 0 keeps them.
+    """
+
+    def __init__(self, initial: Mapping[str, float], learning_rate: float):
+        self._names, self._rate = tuple(initial), learning_rate
+        self._log = torch.tensor([math.log(value) for value in initial.values()], dtype=torch.float64)
+        self._first, self._second = torch.zeros_like(self._log), torch.zeros_like(self._log)
+        self._steps = torch.zeros((), dtype=torch.float64)
+
+    def __getitem__(self, name: str) -> float:
+        """The temperature of this name."""
+        return float(self._log[self._names.index(name)].exp())
+
+    def values(self) -> dict[str, float]:
+        """All temperatures by name."""
+        return {name: self[name] for name in self._names}
+
+    def step(self, gaps: Mapping[str, float]) -> None:
+        """One step from the mean of (entropy - target) for each, the gradient of `temperature_loss`."""
+        gradient = torch.tensor([gaps[name] for name in self._names], dtype=torch.float64)
+        self._steps += 1
+        self._first.lerp_(gradient, 1 - _BETAS[0])
+        self._second.lerp_(gradient.square(), 1 - _BETAS[1])
+        scale = (self._second / (1 - _BETAS[1] ** self._steps)).sqrt() + _EPS
+        self._log -= self._rate * self._first / (1 - _BETAS[0] ** self._steps) / scale
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Tensors by name."""
+        return {"log": self._log, "first": self._first, "second": self._second, "steps": self._steps}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore a `state_dict`."""
+        for name, tensor in self.state_dict().items():
+            tensor.copy_(state[name])

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rlvla.evaluation.results import EvalResult
 from rlvla.evaluation.statistics import wilson_interval
-from rlvla.trainer.config import PPOConfig
+from rlvla.trainer.config import TrainerConfig
 from rlvla.trainer.guards import good_enough
 from rlvla.trainer.measurements import SUCCESS_ALONE, iteration_line
 from rlvla.trainer.metrics import Metrics
@@ -174,7 +174,7 @@ class Progress(Observer):
 
     def __init__(
         self,
-        config: PPOConfig,
+        config: TrainerConfig,
         strategy: DeepspeedStrategy,
         folder: Path,
         policy: nn.Module,
@@ -188,7 +188,7 @@ class Progress(Observer):
         self._distance = StartDistance(policy, strategy)
         self._curve = GrowingCurve(folder) if strategy.is_main else None
         self._densities = densities
-        self._groups = batch.n_samples_per_prompt > 1 and "group_ids" in config.algorithm.estimator_parameters
+        self._groups = config.compares_groups
         window = schedule.plateau_iterations
         self._window = window_of(batch.episodes_per_iteration) if window is None else window
         self._history: deque[dict[str, float]] = deque(maxlen=max(2 * self._window, schedule.early_stop_iterations))

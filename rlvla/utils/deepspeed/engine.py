@@ -58,8 +58,8 @@ class Engine:
         self.config = config
 
     @property
-    def module(self) -> nn.Module:
-        """The wrapped model."""
+    def module(self) -> Any:
+        """The wrapped model, with the type that was given to `DeepspeedStrategy.prepare`."""
         return self.engine.module
 
     def __call__(self, *args: Any, **kw: Any) -> Any:
@@ -107,7 +107,7 @@ class Engine:
         scheduler.lr_lambdas = [partial(falling, factor(now), now, steps) for factor in scheduler.lr_lambdas]
 
     @contextmanager
-    def full_parameters(self) -> Iterator[nn.Module]:
+    def full_parameters(self) -> Iterator[Any]:
         """The module with complete parameters on every rank, for reading them or for forward passes.
 
         Under ZeRO-3 the parameters are gathered once, for the duration of the block. Inside it the module takes part in

@@ -218,7 +218,7 @@ def test_waiting_groups_are_dealt_out_to_another_number_of_ranks() -> None:
     collect(one, 0, World(lambda _: 2))
     ranks = [collector(filters, 2, ManyRanks(2).of(rank)) for rank in range(2)]
     for rank in ranks:
-        rank.share_out([one.state_dict()], ScriptedPolicy(1, 2).prepare)
+        rank.reshard_state([one.state_dict()], ScriptedPolicy(1, 2).prepare)
     waiting = [[positions(entry["samples"])[0] for entry in rank.state_dict()["carried"]] for rank in ranks]
     assert waiting == [[2, 4], [3, 5]]
     assert [rank.state_dict()["position"] for rank in ranks] == [6, 6]
@@ -349,13 +349,13 @@ def test_rounds_planned_ahead_go_to_other_ranks() -> None:
     ranks = [collector(FilterConfig(), groups=4, strategy=strategy) for strategy in map(ManyRanks(2).of, range(2))]
     planned = [position(r) for rank in ranks for r in rank.plan_ahead(1)[::GROUP]]
     alone = collector(FilterConfig(), groups=4)
-    alone.share_out([rank.state_dict() for rank in ranks])
+    alone.reshard_state([rank.state_dict() for rank in ranks])
     requests = alone.plan(1)
     assert requests is not None and [position(r) for r in requests[::GROUP]] == planned == [4, 5, 6, 7]
     back = [collector(FilterConfig(), groups=4, strategy=strategy) for strategy in map(ManyRanks(2).of, range(2))]
     again = collector(FilterConfig(), groups=4)
     again.plan_ahead(1)
     for rank in back:
-        rank.share_out([again.state_dict()])
+        rank.reshard_state([again.state_dict()])
     dealt = [[position(r) for r in (rank.plan(1) or [])[::GROUP]] for rank in back]
     assert dealt == [[4, 6], [5, 7]]

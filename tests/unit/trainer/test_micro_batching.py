@@ -15,7 +15,7 @@ from rlvla.models.actor import Actor
 from rlvla.models.vla.inputs import row_tokens
 from rlvla.trainer.config import BatchConfig
 from rlvla.trainer.metrics import Metrics
-from rlvla.trainer.replay import MicroBatchPlanner, share_out
+from rlvla.trainer.replay import MicroBatchPlanner, assign_rows
 from tests.support.ranks import ManyRanks
 
 
@@ -84,7 +84,7 @@ def test_fixed_micro_batches_are_as_many_as_another_rank_needs(actor: Actor) -> 
 )
 def test_ranks_get_equal_shares(sizes: list[int], ranks: int, equal_rows: bool, data: st.DataObject) -> None:
     owners = data.draw(st.lists(st.integers(0, ranks - 1), min_size=len(sizes), max_size=len(sizes)))
-    parts = share_out(sizes, owners, ranks, equal_rows)
+    parts = assign_rows(sizes, owners, ranks, equal_rows)
     assert sorted(row for part in parts for row in part) == list(range(len(sizes)))
     totals = [sum(sizes[row] for row in part) for part in parts]
     if equal_rows:
@@ -95,8 +95,8 @@ def test_ranks_get_equal_shares(sizes: list[int], ranks: int, equal_rows: bool, 
 
 
 def test_rows_stay_where_they_are_as_far_as_possible() -> None:
-    assert share_out([5, 5, 3, 3], [1, 1, 0, 0], 2, False) in ([[0, 2], [1, 3]], [[1, 2], [0, 3]], [[2, 1], [3, 0]])
-    assert share_out([9, 1], [1, 0], 2, False) == [[1], [0]]
+    assert assign_rows([5, 5, 3, 3], [1, 1, 0, 0], 2, False) in ([[0, 2], [1, 3]], [[1, 2], [0, 3]], [[2, 1], [3, 0]])
+    assert assign_rows([9, 1], [1, 0], 2, False) == [[1], [0]]
 
 
 def test_tokens_of_the_ranks_are_measured_before_and_after_balancing(actor: Actor) -> None:

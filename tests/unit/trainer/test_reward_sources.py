@@ -19,7 +19,7 @@ from rlvla.models.value_models import RewardModel
 from rlvla.rewards import RewardConfig, RewardPlan, SuccessConfig, reward_names
 from rlvla.rewards.success_source import _FACTORIES
 from rlvla.trainer.algorithm_config import AlgorithmConfig
-from rlvla.trainer.reward_sources import learner_gamma, reward_problems, tie_to_learner
+from rlvla.trainer.reward_sources import configure_for_learner, learner_gamma, reward_problems
 from rlvla.utils.errors import Problem
 from tests.support.experience import SAMPLES
 
@@ -36,7 +36,7 @@ def test_shaping_follows_the_learner() -> None:
     assert learner_gamma(GAE) == 0.99 and learner_gamma(GRPO) == 1.0
     for algorithm, ends in ((GAE, False), (GRPO, False), (AlgorithmConfig(bootstrap_truncated=False), True)):
         plan = RewardPlan.from_config(RewardConfig(**RM))
-        tie_to_learner(plan, algorithm, "cpu")
+        configure_for_learner(plan, algorithm, "cpu")
         machine = plan.sources["rm"]
         assert machine.settings(TASKS[0]).gamma == learner_gamma(algorithm)
         assert machine.truncation_ends == ends
@@ -51,7 +51,7 @@ def test_a_judged_potential_goes_on_only_where_the_learner_does() -> None:
         (GRPO, False),
         (AlgorithmConfig(advantage_estimator="reinforce"), False),
     ):
-        tie_to_learner(RewardPlan({"success": 1.0}, sources={"success": source}), algorithm, "cpu")
+        configure_for_learner(RewardPlan({"success": 1.0}, sources={"success": source}), algorithm, "cpu")
         assert source.bootstraps == bootstraps
 
 
@@ -143,7 +143,7 @@ def scores(folder: Path, *, bf16: bool = False) -> list[float]:
 
 def collected(config: RewardConfig, **options: bool) -> list[dict]:
     plan = RewardPlan.from_config(config)
-    tie_to_learner(plan, GAE, "cpu", **options)
+    configure_for_learner(plan, GAE, "cpu", **options)
     for sample in EPISODES:
         plan.submit(sample)
     return plan.collect(len(EPISODES))

@@ -19,7 +19,7 @@ from rlvla.models.soft_actor.policy import SoftActorPolicy
 from rlvla.replay.buffer import Drawn, ReplayBuffer
 from rlvla.replay.schema import BufferConfig, Column, Episode
 from rlvla.trainer.off_policy.config import ReplayConfig
-from rlvla.trainer.off_policy.memory import Memory, draw_share, make_batch, weigh_as_ones
+from rlvla.trainer.off_policy.memory import Memory, draw_share, make_batch, normalize_weights
 from tests.support.ranks import ManyRanks
 
 LENGTHS = ((3, 1), (2, 4, 2))  # decisions of the episodes of each rank
@@ -91,7 +91,7 @@ def test_what_was_played_weighs_as_much_as_demonstrations_whichever_rank_it_is_o
     def weighed(rank: int, strategy: Any) -> np.ndarray:
         nothing = {"weights": np.ones(1), "mask": np.zeros(1, bool)}  # the placeholder of an empty share
         part = nothing if rank else {"weights": np.array([0.2, 0.3, 0.1]), "mask": np.ones(3, bool)}
-        weigh_as_ones(part, strategy)
+        normalize_weights(part, strategy)
         return part["weights"]
 
     played, _ = of_each_rank(weighed)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlvla.algorithms.off_policy import temperature_loss
-from rlvla.trainer.off_policy.temperatures import Temperatures
+from rlvla.trainer.off_policy.sac import Temperatures
 
 
 def test_steps_are_those_of_adam() -> None:

@@ -32,7 +32,7 @@ from rlvla.rewards import RewardConfig, RewardPlan, SuccessConfig
 from rlvla.rollout import EpisodeRequest, RolloutEngine
 from rlvla.trainer.algorithm_config import AlgorithmConfig
 from rlvla.trainer.config import OptimizationConfig
-from rlvla.trainer.reward_sources import _judged, rm_model, tie_to_learner, waits_on_host
+from rlvla.trainer.reward_sources import _judged, configure_for_learner, rm_model, waits_on_host
 from rlvla.trainer.supervised import reward_model_trainer
 from rlvla.trainer.supervised.config import RewardModelConfig
 from rlvla.trainer.supervised.reward_model_trainer import (
@@ -231,7 +231,7 @@ def test_a_source_may_wait_on_the_host(reward_model: Path, mixed_file: Path, mon
     episode = make_sample({"rm_model": np.zeros((2, 1))}, [1, 1], **fields)
     for waits in (False, True):
         plan = RewardPlan.from_config(config)
-        tie_to_learner(plan, AlgorithmConfig(), torch.device("cpu", 0), waits_on_host=waits)
+        configure_for_learner(plan, AlgorithmConfig(), torch.device("cpu", 0), waits_on_host=waits)
         for _ in range(2):
             plan.submit(episode)
             plan.collect(1)
@@ -249,7 +249,7 @@ def test_a_judge_of_success_is_moved_once_per_rollout(
 ) -> None:
     config = RewardConfig(reward=("success:1",), rm_model_path=str(reward_model / "reward_model"))
     plan = RewardPlan.from_config(config, SuccessConfig("rm_model"))
-    tie_to_learner(plan, AlgorithmConfig(), torch.device("cpu", 0), waits_on_host=waits)
+    configure_for_learner(plan, AlgorithmConfig(), torch.device("cpu", 0), waits_on_host=waits)
     kwargs = {"cameras": ("top",), "image_size": 32, "use_proprio": False}
     requests = [EpisodeRequest("toy_reach", 0, i, i, "g") for i in range(2)]
     seen = watched(monkeypatch)
