@@ -118,7 +118,7 @@ def read_episodes(
         file: the open file.
         path: its path, for messages.
         statistics: content of `dataset_statistics.json`; None leaves the statistics of the result empty.
-        cameras: names of the cameras in the order wanted; default all cameras of the file.
+        cameras: camera names in order; default all cameras of the file.
 
     Raises:
         ConfigError: arrays or values are missing, or do not fit together; all problems at once.

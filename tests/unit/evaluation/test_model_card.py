@@ -22,7 +22,7 @@ def test_a_card_of_an_evaluated_policy(tmp_path: Path) -> None:
     policy = make_run(tmp_path / "ppo")
     (policy / "eval.json").write_text(json.dumps(evaluation(18, str(policy))))
     text = model_card(read_card_record(policy), "me/toy-reach", "apache-2.0")
-    for words in (
+    for phrase in (
         "| suite | toy_reach |",
         "| tasks | reach |",
         "- initial states 0 to 7999 of toy_reach, task 0\n\n",
@@ -36,7 +36,7 @@ def test_a_card_of_an_evaluated_policy(tmp_path: Path) -> None:
         "hf download me/toy-reach --local-dir toy-reach",
         "`apache-2.0`",
     ):
-        assert words in text, f"{words}\n{text}"
+        assert phrase in text, f"{phrase}\n{text}"
     assert str(tmp_path) not in text and "10.0.0.7" not in text and "/home/me" not in text
     assert "32 to 7994" not in text, "these are among the others"
     head = ModelCard(text).data
@@ -78,11 +78,11 @@ def test_without_an_evaluation_the_last_one_of_the_training_counts(tmp_path: Pat
 def test_a_card_without_records_states_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"type": "smolvla"}')
     text = model_card(read_card_record(tmp_path), "me/toy")
-    for words in (
+    for phrase in (
         *("family `smolvla`", "is not recorded", "Not evaluated yet", "Code: not recorded."),
         "The initial states of its training are not recorded.",
     ):
-        assert words in text
+        assert phrase in text
     head = yaml.safe_load(text.split("---")[1])
     assert "model-index" not in head and head["tags"] == [
         *("robotics", "reinforcement-learning", "vision-language-action")
