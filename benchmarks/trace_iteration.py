@@ -3,9 +3,9 @@
 Example:
   python benchmarks/trace_iteration.py --write docs/concepts.md
 
-Each command trains on toy_reach in this process, with two environment workers. Recorded are the calls in this process and
-its threads from the second iteration of training on (the first one also builds things), or during the whole evaluation.
-Environment workers run `rlvla/envs/workers/worker.py`, which is not recorded. A file is listed where it is first called.
+Each command runs on toy_reach in this process, with two environment workers. Recorded are the calls in this process and
+its threads during the second iteration of training (the first one also builds things), or during the evaluation.
+Environment workers run `rlvla/envs/workers/worker.py`, which is not recorded. Files are in order of their first call.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ def main() -> None:
         runs = Path(folder)
         demos = str(runs / "demos.hdf5")
         collect_demos.main([*SUITE, "--cameras", "top", "--num_demos", "8", "--output", demos])
-        train_sft_vla.main(["--demos", demos, "--pretrain", "compact", "--max_steps", "2", "--save_path", f"{runs}/sft"])
+        short = ["--pretrain", "compact", "--max_steps", "2"]
+        train_sft_vla.main(["--demos", demos, *short, "--save_path", f"{runs}/sft"])
         policy = f"{runs}/sft/policy"
         traces = {
             "ppo": traced_iteration(
