@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 import torch
 from rlvla.models.actor import Actor, ActorConfig
-from rlvla.models.vla import checkpoint_writing
+from rlvla.models.vla import checkpoint
 
 def memory(field):
     text = Path("/proc/self/status").read_text()
@@ -38,7 +38,7 @@ with torch.no_grad():
     for name, parameter in actor.named_parameters():
         if ".lora_" in name:
             parameter.fill_(0.01)
-checkpoint_writing.SINGLE_FILE_BYTES = 0  # as a model of more than 768 MB is written
+checkpoint.SINGLE_FILE_BYTES = 0  # as a model of more than 768 MB is written
 reset_peak()
 held = memory("VmRSS")  # the model and the libraries
 actor.save_pretrained(folder / "merged")
