@@ -76,6 +76,23 @@ CASES: dict[str, list[str]] = {
         "train_ppo_vla.py --pretrain {run}/sft/policy --save_path {run}/ppo --freezing_actor_steps 1 --no-check_start "
         "--no-val_before_train --max_idle_iterations 0 --reward success rm:0.5 " + PPO.format(groups=32, samples=1),
     ],
+    "nft": [
+        "train_sft_vla.py --demos {toy}/demos/demos.hdf5 --pretrain compact --compact_head flow --action_chunk_len 3 "
+        "--max_epochs 2 --learning_rate 2e-3 --no-use_tensorboard --save_path {run}/sft",
+        "train_ppo_vla.py --pretrain {run}/sft/policy --save_path {run}/nft --algorithm nft --advantage_estimator grpo "
+        "--nft_rollout_decay 0.4 --flow_method sde " + PPO.format(groups=8, samples=4),
+        "train_ppo_vla.py --pretrain {run}/sft/policy --save_path {run}/dppo --policy_loss dppo --flow_method sde "
+        "--flow_noisy_steps all --advantage_estimator grpo " + PPO.format(groups=8, samples=4),
+    ],
+    "sac": [
+        f"train_sac_vla.py {TOY} --read_images --save_path {{run}}/sac --num_envs 3 --deterministic_rollout --seed 3 "
+        "--no-use_tensorboard --eval_episodes 24 --num_episodes 64 --rollout_batch_size 16 --random_episodes 8 "
+        "--replay_priority td --reward success rm:0.5 --her_ratio 0.5 --save_steps 2",
+    ],
+    "recipe": [
+        "run_recipe.py recipes/toy_reach.yaml --output {run} --set all.processes=1 demos.num_demos=100 "
+        "sft.max_epochs=1 rl.num_episodes=512 rl.deterministic_rollout=true rl.eval_episodes=24",
+    ],
 }
 NOT_COMPARED = ("timing_s/", "perf/", "memory/", "throughput/", "total/seconds", "time", "_per_s")
 
