@@ -22,9 +22,8 @@ begin(__name__)
 from rlvla.commands.check_demos import CheckDemosConfig, run_check_demos
 from rlvla.commands.custom_modules import CustomConfig, parse_command_line
 from rlvla.utils.cli.command import command
-from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
+from rlvla.utils.cli.flags import Parser, add_arguments, from_namespace
 from rlvla.utils.cli.positional import add_positional
-from rlvla.utils.errors import ConfigError, MissingExtraError
 
 
 def build_parser() -> Parser:
@@ -39,11 +38,8 @@ def build_parser() -> Parser:
 @command()
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point; exits with status 1 if the data cannot be used."""
-    parser, namespace = parse_command_line(build_parser, argv)
-    try:
-        check = run_check_demos(from_namespace(CheckDemosConfig, namespace))
-    except (ConfigError, MissingExtraError) as error:
-        fail(parser.prog, error)
+    namespace = parse_command_line(build_parser, argv)
+    check = run_check_demos(from_namespace(CheckDemosConfig, namespace))
     if check.failed:
         raise SystemExit("these demonstrations cannot be used as they are: see the errors above")
 

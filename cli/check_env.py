@@ -8,7 +8,6 @@ Example:
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 if not __package__:  # run as a file, not as part of the installed package
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rlvla.utils.signals import begin
+from rlvla.utils.signals import begin, program
 
 begin(__name__)
 
@@ -27,22 +26,15 @@ from rlvla.envs.suite_flags import add_suite_flags
 from rlvla.envs.workers.config import WorkerConfig
 from rlvla.envs.workers.pool import EnvWorkerError
 from rlvla.utils.cli.command import command
-from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
-from rlvla.utils.errors import ConfigError, MissingExtraError
+from rlvla.utils.cli.flags import Parser, add_arguments, from_namespace
+from rlvla.utils.cli.positional import add_positional
 from rlvla.utils.terminal import show
 
 
 def build_parser() -> Parser:
     """The command line."""
     parser = Parser(__doc__ or "")
-    parser.usage = "%(prog)s SUITE [--flag VALUE ...]"
-    parser.add_argument(
-        "task_suite_name",
-        metavar="SUITE",
-        nargs="?",
-        default=argparse.SUPPRESS,  # --task_suite_name applies
-        help="the suite, e.g. robosuite; the same as --task_suite_name",
-    )
+    add_positional(parser, "task_suite_name", "SUITE", "the suite, e.g. robosuite", several=False)
     add_arguments(parser, EnvConfig, "environment", reword=without_checkpoint)
     add_arguments(parser, CheckConfig, "check")
     add_arguments(parser, WorkerConfig, "environment workers")
@@ -54,16 +46,14 @@ def build_parser() -> Parser:
 @command()
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point; exits with status 1 if a task does not work."""
-    parser, namespace = parse_command_line(build_parser, argv)
+    namespace = parse_command_line(build_parser, argv)
     kinds = (EnvConfig, CheckConfig, WorkerConfig, CustomConfig)
     env, config, workers, custom = (from_namespace(kind, namespace) for kind in kinds)
     env = env.with_suite_flags(namespace)
     try:
         checks = run_check(env, config, workers, modules_with_suites(custom))
-    except (ConfigError, MissingExtraError) as error:
-        fail(parser.prog, error)
     except EnvWorkerError as error:
-        raise SystemExit(f"{parser.prog}: {error}") from error
+        raise SystemExit(f"{program()}: {error}") from error
     failed = [check.task.name for check in checks if check.problem]
     show(f"pictures: {config.output}")
     if failed:

@@ -30,8 +30,7 @@ from rlvla.envs.suite_flags import add_suite_flags
 from rlvla.envs.workers.config import WorkerConfig
 from rlvla.models.config import PolicyConfig
 from rlvla.utils.cli.command import command, heavy_imports
-from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
-from rlvla.utils.errors import ConfigError, MissingExtraError
+from rlvla.utils.cli.flags import Parser, add_arguments, from_namespace
 from rlvla.utils.terminal import suggest
 
 _OWN_NAME = ("pretrain",)  # of `PolicyConfig`: here the flag is --policy
@@ -58,7 +57,7 @@ def _of_policy(help_text: str) -> str:
 @command()
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
-    parser, namespace = parse_command_line(build_parser, argv)
+    namespace = parse_command_line(build_parser, argv)
     env = from_namespace(EnvConfig, namespace).with_suite_flags(namespace)
     kinds = (CollectConfig, SplitConfig, WorkerConfig, CustomConfig)
     config, split, workers, custom = (from_namespace(kind, namespace) for kind in kinds)
@@ -66,12 +65,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     with heavy_imports():
         from rlvla.commands.demos.checks import checked_player
         from rlvla.commands.demos.record import collect_demonstrations
-
-    try:
-        player = checked_player(env, config, split, workers, policy, lambda: from_namespace(ExpertConfig, namespace))
-        path = collect_demonstrations(player, workers, modules_with_suites(custom))
-    except (ConfigError, MissingExtraError) as error:
-        fail(parser.prog, error)
+    player = checked_player(env, config, split, workers, policy, lambda: from_namespace(ExpertConfig, namespace))
+    path = collect_demonstrations(player, workers, modules_with_suites(custom))
     flags = f"--demos {path} --pretrain compact --save_path runs/sft"
     suggest(f"python cli/train_sft_vla.py {flags}{words_for_later_commands()}")
 

@@ -19,9 +19,8 @@ begin(__name__)
 
 from rlvla.commands.runs.compare import CompareConfig, run_compare
 from rlvla.utils.cli.command import command
-from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
+from rlvla.utils.cli.flags import Parser, add_arguments, from_namespace
 from rlvla.utils.cli.positional import add_positional
-from rlvla.utils.errors import ConfigError
 
 
 def build_parser() -> Parser:
@@ -35,12 +34,7 @@ def build_parser() -> Parser:
 @command()
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
-    parser = build_parser()
-    namespace = parser.parse_args(argv)
-    try:
-        run_compare(from_namespace(CompareConfig, namespace))
-    except ConfigError as error:
-        fail(parser.prog, error)
+    run_compare(from_namespace(CompareConfig, build_parser().parse_args(argv)))
 
 
 if __name__ == "__main__":

@@ -20,8 +20,7 @@ begin(__name__)
 from rlvla.commands.convert_demos import ConvertConfig, run_convert
 from rlvla.commands.custom_modules import CustomConfig, parse_command_line
 from rlvla.utils.cli.command import command
-from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
-from rlvla.utils.errors import ConfigError, MissingExtraError
+from rlvla.utils.cli.flags import Parser, add_arguments, from_namespace
 
 
 def build_parser() -> Parser:
@@ -35,11 +34,7 @@ def build_parser() -> Parser:
 @command()
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
-    parser, namespace = parse_command_line(build_parser, argv)
-    try:
-        run_convert(from_namespace(ConvertConfig, namespace))
-    except (ConfigError, MissingExtraError) as error:
-        fail(parser.prog, error)
+    run_convert(from_namespace(ConvertConfig, parse_command_line(build_parser, argv)))
 
 
 if __name__ == "__main__":

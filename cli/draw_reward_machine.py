@@ -23,7 +23,7 @@ from rlvla.rewards.machine_drawing import draw_machine, to_dot
 from rlvla.rewards.machine_files import declared_graph, is_declaration
 from rlvla.rewards.machines import TASKS, formula_graph, machine_graph
 from rlvla.utils.cli.command import command
-from rlvla.utils.cli.flags import Parser, add_arguments, arg, fail, from_namespace, range_problems
+from rlvla.utils.cli.flags import Parser, add_arguments, arg, from_namespace, range_problems
 from rlvla.utils.errors import ConfigError, Problem
 from rlvla.utils.terminal import show
 
@@ -80,12 +80,7 @@ def draw(config: DrawConfig) -> None:
 @command()
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
-    parser = build_parser()
-    namespace = parser.parse_args(argv)
-    try:
-        draw(from_namespace(DrawConfig, namespace))
-    except ConfigError as error:
-        fail(parser.prog, error)
+    draw(from_namespace(DrawConfig, build_parser().parse_args(argv)))
 
 
 if __name__ == "__main__":

@@ -29,8 +29,7 @@ from rlvla.rewards.config import JudgeConfig
 from rlvla.rewards.success_source import SuccessConfig
 from rlvla.rollout.config import RolloutConfig
 from rlvla.utils.cli.command import command, heavy_imports
-from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
-from rlvla.utils.errors import ConfigError, MissingExtraError
+from rlvla.utils.cli.flags import Parser, add_arguments, from_namespace
 
 # Other commands take a single suite; here the flag belongs to `EvalConfig`.
 _SEVERAL_SUITES = ("task_suite_name",)
@@ -55,18 +54,14 @@ def build_parser() -> Parser:
 @command(after_interrupt="the same command continues where it stopped")
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
-    parser, namespace = parse_command_line(build_parser, argv)
+    namespace = parse_command_line(build_parser, argv)
     kinds = (PolicyConfig, EnvConfig, SplitConfig, EvalConfig, WorkerConfig, RolloutConfig, CustomConfig)
     kinds += (SuccessConfig, JudgeConfig)
     parts = [from_namespace(kind, namespace, _SEVERAL_SUITES if kind is EnvConfig else ()) for kind in kinds]
     parts[1] = parts[1].with_suite_flags(namespace)
     with heavy_imports():
         from rlvla.commands.evaluate import run_eval
-
-    try:
-        run_eval(*parts)
-    except (ConfigError, MissingExtraError) as error:
-        fail(parser.prog, error)
+    run_eval(*parts)
 
 
 if __name__ == "__main__":

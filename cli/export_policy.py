@@ -6,7 +6,6 @@ Example:
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,8 +20,9 @@ begin(__name__)
 
 from rlvla.commands.custom_modules import CustomConfig, parse_command_line, words_for_later_commands
 from rlvla.utils.cli.command import command, heavy_imports
-from rlvla.utils.cli.flags import Parser, add_arguments, arg, fail, from_namespace, range_problems
-from rlvla.utils.errors import ConfigError, MissingExtraError
+from rlvla.utils.cli.flags import Parser, add_arguments, arg, from_namespace, range_problems
+from rlvla.utils.cli.positional import add_positional
+from rlvla.utils.errors import ConfigError
 from rlvla.utils.terminal import show, suggest
 
 
@@ -42,14 +42,7 @@ class ExportConfig:
 def build_parser() -> Parser:
     """The command line."""
     parser = Parser(__doc__ or "")
-    parser.usage = "%(prog)s RUN [--flag VALUE ...]"
-    parser.add_argument(
-        "run",
-        metavar="RUN",
-        nargs="?",
-        default=argparse.SUPPRESS,  # --run applies
-        help="the folder of the run; the same as --run",
-    )
+    add_positional(parser, "run", "RUN", "the folder of the run", several=False)
     add_arguments(parser, ExportConfig, "export")
     add_arguments(parser, CustomConfig, "own code")
     return parser
@@ -58,17 +51,14 @@ def build_parser() -> Parser:
 @command()
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
-    parser, namespace = parse_command_line(build_parser, argv)
+    namespace = parse_command_line(build_parser, argv)
     config = from_namespace(ExportConfig, namespace)
     with heavy_imports():
         from rlvla.commands.run_policies import export_checkpoint
-    try:
-        problems = range_problems(config)
-        if problems:
-            raise ConfigError(problems)
-        checkpoint, output = export_checkpoint(Path(config.run), config.output, config.load_checkpoint)
-    except (ConfigError, MissingExtraError) as error:
-        fail(parser.prog, error)
+    problems = range_problems(config)
+    if problems:
+        raise ConfigError(problems)
+    checkpoint, output = export_checkpoint(Path(config.run), config.output, config.load_checkpoint)
     show(f"policy of {checkpoint}: {output}")
     suggest(f"python cli/eval_vla.py --pretrain {output}{words_for_later_commands()}")
 

@@ -21,8 +21,7 @@ begin(__name__)
 from rlvla.models.config import PLATFORM_HELP, VARIANT_HELP
 from rlvla.models.vla.choices import MODEL_VARIANTS, PLATFORMS
 from rlvla.utils.cli.command import command, heavy_imports
-from rlvla.utils.cli.flags import Parser, add_arguments, arg, fail, from_namespace
-from rlvla.utils.errors import ConfigError
+from rlvla.utils.cli.flags import Parser, add_arguments, arg, from_namespace
 
 
 @dataclass(frozen=True)
@@ -44,16 +43,11 @@ def build_parser() -> Parser:
 @command()
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point; exits with status 1 if the folder cannot be trained."""
-    parser = build_parser()
-    config = from_namespace(InspectConfig, parser.parse_args(argv))
+    config = from_namespace(InspectConfig, build_parser().parse_args(argv))
     with heavy_imports():
         from rlvla.commands.run_policies import policy_folder
         from rlvla.models import describe
-
-    try:
-        folder = policy_folder(config.pretrain)
-    except ConfigError as error:
-        fail(parser.prog, error)
+    folder = policy_folder(config.pretrain)
     described = describe(folder, model_variant=config.model_variant, platform=config.platform)
     print(described)
     if not described.trainable:

@@ -6,7 +6,6 @@ Example:
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import sys
 from collections.abc import Sequence
@@ -21,22 +20,15 @@ begin(__name__)
 
 from rlvla.commands.new_env import NewEnvConfig, write_new_env
 from rlvla.utils.cli.command import command
-from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
-from rlvla.utils.errors import ConfigError
+from rlvla.utils.cli.flags import Parser, add_arguments, from_namespace
+from rlvla.utils.cli.positional import add_positional
 from rlvla.utils.terminal import show
 
 
 def build_parser() -> Parser:
     """The command line."""
     parser = Parser(__doc__ or "")
-    parser.usage = "%(prog)s NAME [--output FOLDER]"
-    parser.add_argument(
-        "name",
-        metavar="NAME",
-        nargs="?",
-        default=argparse.SUPPRESS,  # --name applies
-        help="name of the suite, e.g. my_robot; the same as --name",
-    )
+    add_positional(parser, "name", "NAME", "name of the suite, e.g. my_robot", several=False, usage="[--output FOLDER]")
     add_arguments(parser, NewEnvConfig, "new environment")
     return parser
 
@@ -44,12 +36,8 @@ def build_parser() -> Parser:
 @command()
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
-    parser = build_parser()
-    config = from_namespace(NewEnvConfig, parser.parse_args(argv))
-    try:
-        suite, test, readme = write_new_env(config)
-    except ConfigError as error:
-        fail(parser.prog, error)
+    config = from_namespace(NewEnvConfig, build_parser().parse_args(argv))
+    suite, test, readme = write_new_env(config)
     show(f"{suite}: the environment\n{test}: its tests\n{readme}: what to fill in")
     show(f"next: python -m pytest {shlex.quote(str(test.parent))}")
     show(f"      python cli/check_env.py {config.name} --custom_module {shlex.quote(str(suite))}")

@@ -6,7 +6,6 @@ Example:
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +19,9 @@ from rlvla.utils.signals import begin
 begin(__name__)
 
 from rlvla.utils.cli.command import command, heavy_imports
-from rlvla.utils.cli.flags import Parser, add_arguments, arg, fail, from_namespace, range_problems
-from rlvla.utils.errors import ConfigError, MissingExtraError
+from rlvla.utils.cli.flags import Parser, add_arguments, arg, from_namespace, range_problems
+from rlvla.utils.cli.positional import add_positional
+from rlvla.utils.errors import ConfigError
 from rlvla.utils.terminal import show
 
 
@@ -44,13 +44,13 @@ class PushConfig:
 def build_parser() -> Parser:
     """The command line."""
     parser = Parser(__doc__ or "")
-    parser.usage = "%(prog)s FOLDER --repo_id OWNER/NAME [--flag VALUE ...]"
-    parser.add_argument(
+    add_positional(
+        parser,
         "folder",
-        metavar="FOLDER",
-        nargs="?",
-        default=argparse.SUPPRESS,  # --folder applies
-        help="the folder of the policy; the same as --folder",
+        "FOLDER",
+        "the folder of the policy",
+        several=False,
+        usage="--repo_id OWNER/NAME [--flag VALUE ...]",
     )
     add_arguments(parser, PushConfig, "push")
     return parser
@@ -59,30 +59,26 @@ def build_parser() -> Parser:
 @command()
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
-    parser = build_parser()
-    config = from_namespace(PushConfig, parser.parse_args(argv))
+    config = from_namespace(PushConfig, build_parser().parse_args(argv))
     with heavy_imports():
         from rlvla.commands.run_policies import policy_folder
         from rlvla.commands.sharing.push import prepare, push, push_problems, replaced_folders
+    problems = [*range_problems(config), *push_problems(config.repo_id, uploads=not config.dry_run)]
+    repo_id = config.repo_id or "OWNER/NAME"
     try:
-        problems = [*range_problems(config), *push_problems(config.repo_id, uploads=not config.dry_run)]
-        repo_id = config.repo_id or "OWNER/NAME"
-        try:
-            chosen = prepare(Path(policy_folder(config.folder, "folder")), repo_id, config.license, config.card)
-        except ConfigError as error:
-            problems += error.problems
-        if problems:
-            raise ConfigError(problems)
-        if config.dry_run:
-            print(f"{chosen.card}\n{chosen}")
-            folders = ", ".join(replaced_folders(chosen.uploads))
-            show(f"weights that are in these folders of the repository already would be removed: {folders}")
-            show(f"a {'public' if config.public else 'private'} repository: {repo_id}; nothing was uploaded")
-            return
-        print(chosen, flush=True)
-        show(f"uploaded: {push(repo_id, chosen.uploads, public=config.public)}")
-    except (ConfigError, MissingExtraError) as error:
-        fail(parser.prog, error)
+        chosen = prepare(Path(policy_folder(config.folder, "folder")), repo_id, config.license, config.card)
+    except ConfigError as error:
+        problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    if config.dry_run:
+        print(f"{chosen.card}\n{chosen}")
+        folders = ", ".join(replaced_folders(chosen.uploads))
+        show(f"weights that are in these folders of the repository already would be removed: {folders}")
+        show(f"a {'public' if config.public else 'private'} repository: {repo_id}; nothing was uploaded")
+        return
+    print(chosen, flush=True)
+    show(f"uploaded: {push(repo_id, chosen.uploads, public=config.public)}")
 
 
 if __name__ == "__main__":

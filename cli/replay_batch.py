@@ -19,8 +19,7 @@ from rlvla.utils.signals import begin
 begin(__name__)
 
 from rlvla.utils.cli.command import command, heavy_imports
-from rlvla.utils.cli.flags import Parser, add_arguments, arg, fail, from_namespace
-from rlvla.utils.errors import ConfigError, MissingExtraError
+from rlvla.utils.cli.flags import Parser, add_arguments, arg, from_namespace
 
 
 @dataclass(frozen=True)
@@ -46,15 +45,10 @@ def build_parser() -> Parser:
 @command()
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
-    parser = build_parser()
-    config = from_namespace(ReplayConfig, parser.parse_args(argv))
+    config = from_namespace(ReplayConfig, build_parser().parse_args(argv))
     with heavy_imports():
         from rlvla.commands.replay_batch import run_replay
-
-    try:
-        run_replay(Path(config.batch), Path(config.pretrain), config.unnorm_key)
-    except (ConfigError, MissingExtraError) as error:
-        fail(parser.prog, error)
+    run_replay(Path(config.batch), Path(config.pretrain), config.unnorm_key)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ in a custom environment:
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import sys
 from collections.abc import Sequence
@@ -37,8 +36,9 @@ from rlvla.recipes.recipe import (
 )
 from rlvla.recipes.runner import describe_plan, run_recipe
 from rlvla.utils.cli.command import command, heavy_imports
-from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace, range_problems
-from rlvla.utils.errors import ConfigError, MissingExtraError
+from rlvla.utils.cli.flags import Parser, add_arguments, from_namespace, range_problems
+from rlvla.utils.cli.positional import add_positional
+from rlvla.utils.errors import ConfigError
 from rlvla.utils.terminal import show
 
 _COMMANDS = __package__ or "cli"  # `rlvla.cli` where it is installed
@@ -47,13 +47,13 @@ _COMMANDS = __package__ or "cli"  # `rlvla.cli` where it is installed
 def build_parser() -> Parser:
     """The command line."""
     parser = Parser(__doc__ or "")
-    parser.usage = "%(prog)s RECIPE.yaml [--flag VALUE ...] [-- --FLAG_OF_RL VALUE ...]"
-    parser.add_argument(
+    add_positional(
+        parser,
         "recipe",
-        metavar="RECIPE.yaml",
-        nargs="?",
-        default=argparse.SUPPRESS,  # --recipe applies
-        help="the recipe; the same as --recipe",
+        "RECIPE.yaml",
+        "the recipe",
+        several=False,
+        usage="[--flag VALUE ...] [-- --FLAG_OF_RL VALUE ...]",
     )
     add_arguments(parser, RecipeConfig, "recipe")
     add_arguments(parser, CustomConfig, "own code")
@@ -86,29 +86,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     at = tokens.index("--") if "--" in tokens else len(tokens)
     parser, namespace = parse_command_line(build_parser, tokens[:at])
     config, custom = from_namespace(RecipeConfig, namespace), from_namespace(CustomConfig, namespace)
-    try:
-        if problems := range_problems(config):
-            raise ConfigError(problems)
-        recipe = read_recipe(config.path)
-        sources = [*chosen_variants(recipe, config.variant), *sources_of(config, custom, tokens[at + 1 :])]
-        modules = recipe.custom_modules(sources)
-        load_custom_modules([f"--custom_module={path}" for path in modules if path not in custom.custom_module])
-        parsers = {
-            name: importlib.import_module(f"{_COMMANDS}.{name}").build_parser() for name in parsers_needed(recipe)
-        }
-        folder = config.folder(recipe)
-        stages = plan(recipe, parsers, folder, sources, config.demos)
-        with heavy_imports():
-            from rlvla.recipes.training_checks import require_extras, training_problems
-        if problems := training_problems(stages, parsers):
-            raise ConfigError(problems)
-        require_extras(stages)
-        if config.dry_run:
-            show(describe_plan(stages, folder, program, config.first))
-            return
-        run_recipe(stages, folder, program, config.first)
-    except (ConfigError, MissingExtraError) as error:
-        fail(parser.prog, error)
+    if problems := range_problems(config):
+        raise ConfigError(problems)
+    recipe = read_recipe(config.path)
+    sources = [*chosen_variants(recipe, config.variant), *sources_of(config, custom, tokens[at + 1 :])]
+    modules = recipe.custom_modules(sources)
+    load_custom_modules([f"--custom_module={path}" for path in modules if path not in custom.custom_module])
+    parsers = {name: importlib.import_module(f"{_COMMANDS}.{name}").build_parser() for name in parsers_needed(recipe)}
+    folder = config.folder(recipe)
+    stages = plan(recipe, parsers, folder, sources, config.demos)
+    with heavy_imports():
+        from rlvla.recipes.training_checks import require_extras, training_problems
+    if problems := training_problems(stages, parsers):
+        raise ConfigError(problems)
+    require_extras(stages)
+    if config.dry_run:
+        show(describe_plan(stages, folder, program, config.first))
+        return
+    run_recipe(stages, folder, program, config.first)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ from rlvla.data.reading import read_demonstrations
 from rlvla.data.replayed_episodes import recorded_env, replay_problem
 from rlvla.rewards import RewardConfig, RewardPlan
 from rlvla.utils.cli.command import command, heavy_imports
-from rlvla.utils.cli.flags import Parser, add_arguments, arg, fail, from_namespace, range_problems
-from rlvla.utils.errors import ConfigError, MissingExtraError, Problem
+from rlvla.utils.cli.flags import Parser, add_arguments, arg, from_namespace, range_problems
+from rlvla.utils.errors import ConfigError, Problem
 from rlvla.utils.files import output_folder_problem, write_json
 from rlvla.utils.terminal import show, table
 
@@ -99,11 +99,8 @@ def run(config: ScoreConfig, rewards: RewardConfig) -> None:
 @command()
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
-    parser, namespace = parse_command_line(build_parser, argv)
-    try:
-        run(from_namespace(ScoreConfig, namespace), from_namespace(RewardConfig, namespace))
-    except (ConfigError, MissingExtraError) as error:
-        fail(parser.prog, error)
+    namespace = parse_command_line(build_parser, argv)
+    run(from_namespace(ScoreConfig, namespace), from_namespace(RewardConfig, namespace))
 
 
 if __name__ == "__main__":

@@ -21,9 +21,8 @@ begin(__name__)
 
 from rlvla.trainer.supervised.config import NewModelConfig, RewardModelConfig, RewardRunConfig
 from rlvla.utils.cli.command import command, heavy_imports
-from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
+from rlvla.utils.cli.flags import Parser, add_arguments, from_namespace
 from rlvla.utils.deepspeed.config import StrategyConfig
-from rlvla.utils.errors import ConfigError, MissingExtraError
 
 
 def build_parser() -> Parser:
@@ -39,18 +38,13 @@ def build_parser() -> Parser:
 @command()
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
-    parser = build_parser()
-    namespace = parser.parse_args(argv)
+    namespace = build_parser().parse_args(argv)
     parts = [
         from_namespace(kind, namespace) for kind in (RewardRunConfig, NewModelConfig, RewardModelConfig, StrategyConfig)
     ]
     with heavy_imports():
         from rlvla.commands.train_reward_model import run_reward_model
-
-    try:
-        run_reward_model(*parts)
-    except (ConfigError, MissingExtraError) as error:
-        fail(parser.prog, error)
+    run_reward_model(*parts)
 
 
 if __name__ == "__main__":

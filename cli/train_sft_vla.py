@@ -23,9 +23,8 @@ from rlvla.commands.custom_modules import CustomConfig, parse_command_line
 from rlvla.models.config import ActorConfig
 from rlvla.trainer.supervised.config import NewModelConfig, SFTConfig, SFTRunConfig, ValidationConfig
 from rlvla.utils.cli.command import command, heavy_imports
-from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
+from rlvla.utils.cli.flags import Parser, add_arguments, from_namespace
 from rlvla.utils.deepspeed.config import StrategyConfig
-from rlvla.utils.errors import ConfigError, MissingExtraError
 
 
 def build_parser() -> Parser:
@@ -44,16 +43,12 @@ def build_parser() -> Parser:
 @command()
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
-    parser, namespace = parse_command_line(build_parser, argv)
+    namespace = parse_command_line(build_parser, argv)
     kinds = (SFTRunConfig, NewModelConfig, SFTConfig, ActorConfig, StrategyConfig, CustomConfig, ValidationConfig)
     parts = [from_namespace(kind, namespace) for kind in kinds]
     with heavy_imports():
         from rlvla.commands.train_sft import run_sft
-
-    try:
-        run_sft(*parts)
-    except (ConfigError, MissingExtraError) as error:
-        fail(parser.prog, error)
+    run_sft(*parts)
 
 
 if __name__ == "__main__":

@@ -20,9 +20,8 @@ begin(__name__)
 from rlvla.commands.custom_modules import CustomConfig, parse_command_line
 from rlvla.commands.demos.view import ViewConfig, run_view
 from rlvla.utils.cli.command import command
-from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
+from rlvla.utils.cli.flags import Parser, add_arguments, from_namespace
 from rlvla.utils.cli.positional import add_positional
-from rlvla.utils.errors import ConfigError, MissingExtraError
 
 
 def build_parser() -> Parser:
@@ -37,11 +36,7 @@ def build_parser() -> Parser:
 @command()
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
-    parser, namespace = parse_command_line(build_parser, argv)
-    try:
-        run_view(from_namespace(ViewConfig, namespace))
-    except (ConfigError, MissingExtraError) as error:
-        fail(parser.prog, error)
+    run_view(from_namespace(ViewConfig, parse_command_line(build_parser, argv)))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rlvla.envs.registry import gym_modules, load_custom_module, located, registered_suites, ships_with_rlvla
 from rlvla.utils.cli.config_file import config_file_arguments
-from rlvla.utils.cli.flags import Parser, arg, fail, given_flags
+from rlvla.utils.cli.flags import Parser, arg, given_flags
 from rlvla.utils.errors import ConfigError, Problem
 
 
@@ -32,27 +32,21 @@ class CustomConfig:
     )
 
 
-def parse_command_line(
-    build_parser: Callable[[], Parser], argv: Sequence[str] | None
-) -> tuple[Parser, argparse.Namespace]:
+def parse_command_line(build_parser: Callable[[], Parser], argv: Sequence[str] | None) -> argparse.Namespace:
     """Load the user's modules, build the parser, whose choices they may extend, and parse.
 
-    Returns:
-        The parser, and the parsed flags with the attribute `given`: names of the flags on the command line.
+    The result has the attribute `given`: names of the flags on the command line.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     try:
-        words = config_file_arguments(argv, ["custom_module"]) + argv
+        from_file = config_file_arguments(argv, ["custom_module"])
     except ConfigError:
-        words = argv  # the parser reports what is wrong with the file
-    try:
-        load_custom_modules(words)
-        parser = build_parser()  # an option of a suite may have the name of another flag
-    except ConfigError as error:
-        fail(Path(sys.argv[0]).name, error)
+        from_file = []  # the parser reports what is wrong with the file
+    load_custom_modules(from_file + argv)
+    parser = build_parser()
     namespace = parser.parse_args(argv)
     namespace.given = given_flags(parser, argv)  # a configuration file may name every flag
-    return parser, namespace
+    return namespace
 
 
 _with_suites: dict[str, str] = {}  # modules that registered or changed a suite, as given on the command line

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from cli import check_env, collect_demos, eval_vla, train_ppo_vla, train_rm_vla, train_sft_vla
 from rlvla.checkpoints.policy_folder import PolicyRecord
-from rlvla.commands.runs import flags as training_flags
 from rlvla.envs.config import EnvConfig
 from rlvla.envs.workers.pool import EnvPool
 from rlvla.models.vla.tiny import build_tiny
+from rlvla.utils.cli import command
 from rlvla.utils.cli.flags import fail
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.errors import ConfigError, Problem
@@ -64,15 +64,12 @@ def refused(
 
     def run(main: Callable, *argv: object) -> list[Problem]:
         before, refusals = set(tmp_path.rglob("*")), []
-        command = sys.modules[main.__module__]
 
         def remember(prog: str, error: ConfigError) -> None:
             refusals.append(error)
             fail(prog, error)
 
-        # Commands report mistakes themselves, those of reinforcement learning in one place.
-        reporting = command if hasattr(command, "fail") else training_flags
-        monkeypatch.setattr(reporting, "fail", remember)
+        monkeypatch.setattr(command, "fail", remember)
         with pytest.raises(SystemExit) as stop:
             main([str(word) for word in argv])
         assert stop.value.code == 2

@@ -45,7 +45,7 @@ def test_choices_and_help_list_what_is_registered(module: str, capsys: pytest.Ca
     assert stop.value.code == 0
     printed = capsys.readouterr().out
     assert "test_half_grpo" in printed and "test_double_ppo" in printed
-    _, flags = parse_command_line(build_parser, [f"--custom_module={module}", "--policy_loss", "test_double_ppo"])
+    flags = parse_command_line(build_parser, [f"--custom_module={module}", "--policy_loss", "test_double_ppo"])
     assert flags.policy_loss == "test_double_ppo" and flags.given == {"custom_module", "policy_loss"}
 
 

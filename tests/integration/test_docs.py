@@ -225,8 +225,8 @@ import torch
 from cli.train_ppo_vla import build_parser
 from rlvla.algorithms import get_policy_loss
 from rlvla.commands.custom_modules import parse_command_line
-parser, flags = parse_command_line(build_parser, ["--custom_module", {str(module)!r}, "--policy_loss", "squared_ratio"])
-assert "squared_ratio" in parser.format_help() and flags.policy_loss == "squared_ratio"
+flags = parse_command_line(build_parser, ["--custom_module", {str(module)!r}, "--policy_loss", "squared_ratio"])
+assert "squared_ratio" in build_parser().format_help() and flags.policy_loss == "squared_ratio"
 one, mask = torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool)
 assert float(get_policy_loss("squared_ratio")(one, one, 2 * one, mask, num_tokens=12)[0]) == -1.0
 """

@@ -55,7 +55,7 @@ def test_the_commands_of_its_readme_are_right(folder: Path) -> None:
     names = [Path(words[1]).stem for words in commands]
     assert names == list(PARSERS)
     for name, words in zip(names, commands):
-        _, flags = parse_command_line(PARSERS[name], words[2:])
+        flags = parse_command_line(PARSERS[name], words[2:])
         assert flags.task_suite_name in ("my_robot", ["my_robot"], ("my_robot",))
 
 

@@ -1,4 +1,4 @@
-"""What the flags of reinforcement-learning commands share: groups, parser, and how a mistake or a stop is reported."""
+"""What the flags of reinforcement-learning commands share: groups, parser, and the report of a stop."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from rlvla.commands.custom_modules import CustomConfig, parse_command_line
 from rlvla.envs.config import EnvConfig
 from rlvla.envs.suite_flags import add_suite_flags
 from rlvla.envs.workers.config import WorkerConfig
-from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace, unselected_options
+from rlvla.utils.cli.flags import Parser, add_arguments, from_namespace, unselected_options
 from rlvla.utils.data_files import field_types
 from rlvla.utils.deepspeed.config import launched_rank
-from rlvla.utils.errors import ConfigError, MissingExtraError
 from rlvla.utils.cli.programs import resume_command
 from rlvla.utils.signals import StopRequested
 from rlvla.utils.terminal import log
@@ -123,13 +122,10 @@ def training_parser(description: str, run: type[TrainingRun]) -> Parser:
 
 @contextmanager
 def flags_of(run: type[Run], build_parser: Callable[[], Parser], argv: Sequence[str] | None) -> Iterator[Run]:
-    """The flags of a command line; mistakes raised in the block are reported, and how to go on after a stop."""
-    parser, namespace = parse_command_line(build_parser, argv)
-    flags = run.from_namespace(namespace)
+    """The flags of a command line; after a stop in the block, the command that goes on is logged."""
+    flags = run.from_namespace(parse_command_line(build_parser, argv))
     try:
         yield flags
-    except (ConfigError, MissingExtraError) as error:
-        fail(parser.prog, error)
     except StopRequested as stop:
         if launched_rank() == 0:
             again = resume_command(sys.argv, stop.ckpt_path, trains=not flags.schedule.val_only)

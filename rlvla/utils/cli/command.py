@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from rlvla.utils.cli.flags import fail
 from rlvla.utils.cli.programs import as_installed
-from rlvla.utils.errors import RunEnded
+from rlvla.utils.errors import ConfigError, MissingExtraError, RunEnded
 from rlvla.utils.signals import end_now, importing, is_first_rank, note_failure, program, run_command
 from rlvla.utils.terminal import fit, passing_note
 
@@ -24,10 +25,10 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
 
 def command(after_interrupt: str = STARTS_OVER) -> Callable[[Main], Main]:
-    """Decorator for a command's `main`: signals and `RunEnded` end it with a message instead of a traceback.
+    """Decorator for a command's `main`: signals, configuration errors and `RunEnded` end it with a message.
 
-    The exit status is 128 + signal number, or 1. A message common to all ranks is printed by the first one only.
-    Workers are stopped and unfinished files removed on the way out, as after an error.
+    The exit status is 128 + signal number, 2 for a configuration error, or 1. A message common to all ranks is printed
+    by the first one only. Workers are stopped and unfinished files removed on the way out, as after an error.
 
     Args:
         after_interrupt: outcome of running the command again; part of the message after Ctrl-C.
@@ -46,6 +47,8 @@ def command(after_interrupt: str = STARTS_OVER) -> Callable[[Main], Main]:
 def _run(main: Main, argv: Sequence[str] | None) -> None:
     try:
         main(argv)
+    except (ConfigError, MissingExtraError) as error:
+        fail(program(), error)
     except RunEnded as error:
         if error.one_rank:
             note_failure()
