@@ -11,6 +11,7 @@ from rlvla.algorithms.choices import CRITIC_REDUCTIONS
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.models.config import CAMERA_MAP_HELP, MAX_FLOW_STEPS, PLATFORM_HELP
 from rlvla.models.vla.choices import PLATFORMS
+from rlvla.options import Condition, arg, equals, given, switched_on
 from rlvla.replay.priorities import PrioritySettings, priority_names
 from rlvla.rewards.base import RewardSource
 from rlvla.rewards.machine_source import MachineSource
@@ -23,7 +24,6 @@ from rlvla.trainer.config import (
     TrainerConfig,
     max_bad_steps_flag,
 )
-from rlvla.utils.cli.flags import arg
 from rlvla.utils.deepspeed.config import StrategyConfig
 
 if TYPE_CHECKING:
@@ -43,6 +43,17 @@ DEFAULTS = {
 }
 HER_GOALS = ("final", "future", "episode")
 NORMALISATIONS = ("max", "clip", "none")
+
+
+def _not_drawn_by(*priorities: str) -> Condition:
+    """--replay_priority is not one of these; a custom one may read everything."""
+    text = "--replay_priority {replay_priority} does not read it"
+    return Condition(lambda flags: flags["replay_priority"] not in priorities, text)
+
+
+_BY_PRIORITY = _not_drawn_by("uniform")
+_BY_SCORE = _not_drawn_by("uniform", "td")
+_BY_BOTH = _not_drawn_by("uniform", "td", "vlm")
 
 
 @dataclass(frozen=True)
@@ -111,11 +122,16 @@ class SACConfig:
         0,
         "--read_images: updates see images shifted at random by up to this many pixels (DrQ); edges repeat",
         minimum=0,
+        read_if=switched_on("read_images"),
     )
     critic_state: bool = arg(
         False,
         "with --read_images: critics see proprio with what a robot cannot know (robosuite: --object_state) instead of "
         "images; the policy does not, and needs none of it when it is evaluated",
+        read_if=Condition(
+            lambda flags: flags["read_images"] or not flags["critic_state"],
+            "a policy without --read_images does not read it",
+        ),
     )
     hidden_sizes: tuple[int, ...] = arg((256, 256), "widths of the hidden layers", minimum=1, metavar="WIDTH")
     gamma: float = arg(0.99, "discount per environment step", minimum=0, maximum=1, essential=True)
@@ -139,13 +155,18 @@ class SACConfig:
         minimum=0,
     )
     primitive_target_entropy: float = arg(
-        0.5, "target of the entropy of the choice of primitive: this times the largest", minimum=0, maximum=1
+        0.5,
+        "target of the entropy of the choice of primitive: this times the largest",
+        minimum=0,
+        maximum=1,
+        read_if=equals("policy", "primitives"),
     )
     choice_exploration: int = arg(
         0,
         "primitives: until this many episodes have been played, the primitive is drawn at random, and only its "
         "parameters come from the policy, so that all are learned before one is preferred",
         minimum=0,
+        read_if=equals("policy", "primitives"),
     )
     reward_scale: float = arg(1.0, "factor on all rewards", above=0)
 
@@ -203,14 +224,17 @@ class ReplayConfig:
         "vlm, hybrid: whose scores count, a source of --reward that judges on the way: rm (progress of the reward "
         "machine), rm_model or vlm; with weight 0 it only scores",
         metavar="SOURCE",
+        read_if=_BY_SCORE,
     )
-    replay_combine: str = arg("additive", "hybrid: how both are combined", choices=("product", "additive"))
-    replay_alpha: float = arg(0.6, "exponent of the priorities", minimum=0)
-    replay_vlm_weight: float = arg(0.5, "hybrid: weight of the judge's score", minimum=0)
-    replay_td_weight: float = arg(0.5, "hybrid: weight of the TD error", minimum=0)
-    replay_max_td_error: float = arg(20.0, "larger TD errors count as this one", above=0)
+    replay_combine: str = arg(
+        "additive", "hybrid: how both are combined", choices=("product", "additive"), read_if=_BY_BOTH
+    )
+    replay_alpha: float = arg(0.6, "exponent of the priorities", minimum=0, read_if=_BY_PRIORITY)
+    replay_vlm_weight: float = arg(0.5, "hybrid: weight of the judge's score", minimum=0, read_if=_BY_BOTH)
+    replay_td_weight: float = arg(0.5, "hybrid: weight of the TD error", minimum=0, read_if=_BY_BOTH)
+    replay_max_td_error: float = arg(20.0, "larger TD errors count as this one", above=0, read_if=_BY_PRIORITY)
     replay_eps: float | None = arg(
-        None, "keeps priorities above 0 (default: 1e-6 for products, 1e-2 for sums)", above=0
+        None, "keeps priorities above 0 (default: 1e-6 for products, 1e-2 for sums)", above=0, read_if=_BY_PRIORITY
     )
     replay_beta: tuple[float, ...] = arg(
         (0.4, 1.0),
@@ -219,6 +243,7 @@ class ReplayConfig:
         maximum=1,
         nargs=2,
         metavar="BETA",
+        read_if=_BY_PRIORITY,
     )
     replay_share: tuple[float, ...] = arg(
         (1.0, 1.0),
@@ -227,21 +252,32 @@ class ReplayConfig:
         maximum=1,
         nargs=2,
         metavar="SHARE",
+        read_if=_BY_PRIORITY,
     )
     replay_weights: str = arg(
         "max",
         "importance weights: divided by the largest of the buffer, clipped at --replay_max_is_weight, or as they are",
         choices=NORMALISATIONS,
+        read_if=_BY_PRIORITY,
     )
-    replay_max_is_weight: float = arg(10.0, "--replay_weights clip: the largest importance weight", above=0)
+    replay_max_is_weight: float = arg(
+        10.0,
+        "--replay_weights clip: the largest importance weight",
+        above=0,
+        read_if=(_BY_PRIORITY, equals("replay_weights", "clip")),
+    )
     replay_refresh_interval: int = arg(
         0,
         "compute TD errors again that are older than this many updates, the oldest first; 0: only when a decision is "
         "drawn",
         minimum=0,
+        read_if=_BY_PRIORITY,
     )
     replay_refresh_budget: int = arg(
-        1024, "--replay_refresh_interval: decisions per iteration and rank at most", minimum=1
+        1024,
+        "--replay_refresh_interval: decisions per iteration and rank at most",
+        minimum=1,
+        read_if=given("replay_refresh_interval"),
     )
     replay_rescore_interval: int = arg(
         0,
@@ -253,6 +289,7 @@ class ReplayConfig:
         200,
         "--replay_rescore_interval: decisions per iteration and rank; whole episodes, of which the last may exceed it",
         minimum=1,
+        read_if=given("replay_rescore_interval"),
     )
     her_ratio: float = arg(
         0.0,
@@ -266,8 +303,11 @@ class ReplayConfig:
         "--her_ratio: the goal of a copy: final (the state reached last), episode (any that was reached) or future "
         "(any reached after a random decision, with which the copy begins)",
         choices=HER_GOALS,
+        read_if=given("her_ratio"),
     )
-    replay_stratified: bool = arg(True, "draw one decision from each of equal segments; off: independent draws")
+    replay_stratified: bool = arg(
+        True, "draw one decision from each of equal segments; off: independent draws", read_if=_BY_PRIORITY
+    )
     demos: str | None = arg(
         None,
         "demonstrations that are in every batch, in any format that train_sft_vla.py reads",
