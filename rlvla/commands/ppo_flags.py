@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rlvla.commands.custom_modules import CustomConfig
 from rlvla.commands.runs.flags import TrainingRun
 from rlvla.envs.config import EnvConfig, SplitConfig
+from rlvla.envs.registry import located
 from rlvla.envs.workers.config import WorkerConfig
 from rlvla.models.config import ActorConfig, PolicyConfig
 from rlvla.rewards import RewardConfig, SuccessConfig
-from rlvla.rollout.config import ROLLOUT_BACKENDS, BackendConfig, RolloutConfig
+from rlvla.rollout.config import ROLLOUT_BACKENDS, BackendConfig, BackendSetup, RolloutConfig
 from rlvla.trainer.algorithm_config import AlgorithmConfig, CorrectionConfig, FilterConfig
 from rlvla.trainer.config import (
     AsyncConfig,
@@ -22,7 +24,10 @@ from rlvla.trainer.config import (
     RunConfig,
     ScheduleConfig,
 )
-from rlvla.utils.deepspeed.config import StrategyConfig
+from rlvla.utils.deepspeed.config import StrategyConfig, launched_world_size
+
+if TYPE_CHECKING:
+    from rlvla.commands.setup import CheckedRun
 
 
 @dataclass(frozen=True)
@@ -62,5 +67,19 @@ class PPORun(TrainingRun):
         """The folder that the critic starts from; None: that of the policy."""
         if self.run.critic_from == "policy":
             return self.run.critic_pretrain
-        asked = any(spec.partition(":")[0] == "rm_model" for spec in self.rewards.reward)
-        return self.rewards.reward_pretrain or (self.rewards.rm_model_path if asked else None)
+        scores = any(spec.partition(":")[0] == "rm_model" for spec in self.rewards.reward)
+        return self.rewards.reward_pretrain or (self.rewards.rm_model_path if scores else None)
+
+    def backend_setup(self, setting: CheckedRun | None) -> BackendSetup:
+        """Facts of the run for the rollout backend; `setting` is None if other flags are wrong."""
+        return BackendSetup(
+            self.backend,
+            None if setting is None else setting.checkpoint,
+            self.actor,
+            self.workers.ray_address or "auto",
+            tuple(map(located, self.custom.custom_module)),
+            Path(self.run.save_path),
+            bf16=self.strategy.bf16,
+            episodes=self.rollout.rollout_max_batch or self.run.num_envs,
+            ranks=launched_world_size(),
+        )

@@ -9,7 +9,6 @@ from rlvla.commands.dry_run import ppo_report
 from rlvla.commands.load_models import load_models
 from rlvla.commands.ppo_checks import check
 from rlvla.commands.ppo_flags import PPORun
-from rlvla.commands.rollout_backends import backend_setup
 from rlvla.commands.run_policies import policy_record, with_policy_folder
 from rlvla.commands.runs.asynchronous import correction_of
 from rlvla.commands.runs.training import begin, run_folder, started, train
@@ -70,7 +69,7 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
             reward_weights=plan.weights,
             guards=flags.guards,
             asynchronous=flags.asynchronous,
-            backend=backend_setup(flags, setting),
+            backend=flags.backend_setup(setting),
         )
         trainer = PPOTrainer(
             models,

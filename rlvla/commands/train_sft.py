@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from rlvla.commands.new_models import (
     size_problems,
     unnorm_key_problems,
 )
-from rlvla.commands.policy_checks import supervision_problems
+from rlvla.commands.ppo_checks import untrainable
 from rlvla.commands.run_policies import policy_folder
 from rlvla.commands.runs.supervised_header import supervised_header
 from rlvla.commands.setup import start_workers
@@ -443,6 +443,16 @@ def _before_refit(run: SFTRunConfig, tiny: NewModelConfig) -> Checkpoint:
 def _refit(folder: Path, demos: Demonstrations, run: SFTRunConfig, tiny: NewModelConfig) -> None:
     """Write the initial policy of a run with `--fit_to_demos`."""
     _before_refit(run, tiny).refitted(folder, lerobot_facts(demos, run, tiny))
+
+
+def supervision_problems(missing: Mapping[str, str], config: SFTConfig) -> list[Problem]:
+    """Settings of a supervised loss that the policy does not have; `missing` as in `PolicySpec`."""
+    given = {"label_smoothing": config.label_smoothing, "sft_loss": config.sft_loss}
+    return untrainable(missing) + [
+        Problem(name, "mismatch", f"--{name} does not work with this policy: {missing[name]}; leave it out")
+        for name, value in given.items()
+        if value and name in missing
+    ]
 
 
 def _training_rows(validation: ValidationConfig, demos: Demonstrations, seed: int) -> int:

@@ -7,9 +7,13 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from rlvla.commands.algorithm_checks import algorithm_problems, batch_problems, early_stopping_problems
+from rlvla.commands.ppo_checks import (
+    algorithm_problems,
+    backend_problems,
+    batch_problems,
+    early_stopping_problems,
+)
 from rlvla.commands.ppo_flags import PPORun
-from rlvla.commands.rollout_backends import backend_problems
 from rlvla.commands.runs.asynchronous import async_problems
 from rlvla.recipes.recipe import KINDS, Parsers, Stage
 from rlvla.utils.cli.flags import no_effect_problems

@@ -577,7 +577,7 @@ def test_a_text_names_the_value_and_the_remedy(refused: Refused, policy: Path, f
 def test_offloading_needs_somewhere_to_move_from(
     refused: Refused, policy: Path, monkeypatch: pytest.MonkeyPatch, flags: list, accelerator: bool, reason: str
 ) -> None:
-    monkeypatch.setattr("rlvla.commands.algorithm_checks.has_accelerator", lambda: accelerator)
+    monkeypatch.setattr("rlvla.commands.ppo_checks.has_accelerator", lambda: accelerator)
     problems = refused(PPO, "--pretrain", policy, "--offload_during_rollout", *flags)
     assert kinds(problems) == [("offload_during_rollout", reason)]
 

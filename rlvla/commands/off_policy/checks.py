@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlvla.commands.algorithm_checks import early_stopping_problems, sampler_problems
 from rlvla.commands.model_checks import ObservationSpec, mismatch_with_policy, source_problems
 from rlvla.commands.off_policy.dsrl import check_base, noise_problems
 from rlvla.commands.off_policy.flags import SACRun
 from rlvla.commands.off_policy.learner_checks import learner_problems
+from rlvla.commands.ppo_checks import early_stopping_problems, sampler_problems
 from rlvla.commands.runs.checks import changed_flags, dump_problems, flag_problems, length_problems, rank_problems
 from rlvla.commands.setup import CheckedRun, state_input_of, success_problems
 from rlvla.data.demonstrations import Demonstrations

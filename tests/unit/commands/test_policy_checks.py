@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from rlvla.commands.policy_checks import quantity_problems, supervision_problems
+from rlvla.commands.ppo_checks import quantity_problems
+from rlvla.commands.train_sft import supervision_problems
 from rlvla.models.action_heads import missing_of
 from rlvla.models.actor import policy_spec
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig

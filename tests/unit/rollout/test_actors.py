@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from cli.train_ppo_vla import build_parser
+from rlvla.commands.ppo_checks import backend_problems
 from rlvla.commands.ppo_flags import PPORun
-from rlvla.commands.rollout_backends import backend_problems, backend_setup
 from rlvla.models.config import ActorConfig
 from rlvla.models.families import check_checkpoint
 from rlvla.models.policy import Decision
@@ -141,4 +141,4 @@ def test_modules_of_the_user_are_found_from_every_working_directory(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run = flags("--custom_module", "my/own.py", "--custom_module", "package.module")
-    assert backend_setup(run, None).custom_modules == (str(tmp_path / "my" / "own.py"), "package.module")
+    assert run.backend_setup(None).custom_modules == (str(tmp_path / "my" / "own.py"), "package.module")

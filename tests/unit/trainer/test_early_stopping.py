@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlvla.commands.algorithm_checks import early_stopping_problems
+from rlvla.commands.ppo_checks import early_stopping_problems
 from rlvla.evaluation.results import EvalResult, Rate
 from rlvla.rollout.config import TaskSamplingConfig
 from rlvla.trainer.config import ScheduleConfig

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from cli.train_ppo_vla import main as train
-from rlvla.commands import algorithm_checks as ppo_checks
+from rlvla.commands import ppo_checks
 from rlvla.models.value_models import REWARD_HEAD_FILE, RewardModel
 from rlvla.rollout import RolloutEngine
 from rlvla.trainer.experience_maker import ExperienceMaker
