@@ -76,8 +76,8 @@ def measure_rollout(
     of_rewards: dict[str, float] = {}
     for name in samples[0].reward_components if samples else ():
         of_rewards[f"reward/{name}"] = float(sum(s.reward_components[name].sum() for s in samples))
-    if samples and samples[0].simulator_at_end is not None:  # a judge told success
-        pairs = [(s.success_at_end, s.simulator_at_end) for s in samples]
+    if samples and samples[0].simulator_at_end is not None:  # a judge detected success
+        pairs = [(s.success_at_end, bool(s.simulator_at_end)) for s in samples]
         of_rewards |= {
             "rollout/simulator_success_at_end": sum(own for _, own in pairs),
             "rollout/simulator_success_once": sum(bool(s.simulator_once) for s in samples),
@@ -119,11 +119,11 @@ def iteration_line(
         total: number of iterations of the run.
         metrics: metrics of the iteration.
         weights: weights of the reward sources; the reward is shown unless it equals the success.
-        success_source: what tells success; the simulator's own is shown beside that of a judge.
+        success_source: success detector; the simulator's success is shown beside that of a judge.
     """
-    told = "success" if success_source == SIMULATOR else f"success told by {success_source}"
+    label = "success" if success_source == SIMULATOR else f"success by {success_source}"
     shown = {
-        told: ("rollout/success_at_end", ".2f"),
+        label: ("rollout/success_at_end", ".2f"),
         "by the simulator": ("rollout/simulator_success_at_end", ".2f"),
         **({} if weights == SUCCESS_ALONE else {"reward": (TOTAL_REWARD, ".3g")}),
         "signal": ("rollout/signal_share", ".2f"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
@@ -42,34 +41,25 @@ class MirroredUpdater(Updater):
             The gradient norm; not finite if the step was skipped.
         """
         policy: Policy = engine.module
+        learner = self._algorithm.learner_options
         counts = self._normalizer.count(step.policy_mask, step.episode_index)
         engine.train()
         for micro, rows, count, last in self._micro_batches(step):
             mask = micro.policy_mask
             outputs = engine(**policy.score(micro, self._batch.temperature), wants=("mirrored",))
             terms = {name: outputs[f"mirrored/{name}"] for name in ("shift", "agreement", "residual")}
-            reward = nft_reward(_row_mean(micro.advantages, mask), self._algorithm.learner_options.nft_clip)
-            row_loss = mirrored_loss(terms, reward, mask, beta=self._algorithm.learner_options.nft_beta)
+            advantages = Columns("chunk", mask.shape[1], 1).sum(micro.advantages, mask)[:, 0]
+            reward = nft_reward(advantages / mask.sum(-1).clamp(min=1), learner.nft_clip)
+            row_loss = mirrored_loss(terms, reward, mask, beta=learner.nft_beta)
             options = self._normalizer.options(counts, rows, own_mode=True)
             del options["agg_mode"]
             loss = aggregate_loss(row_loss[:, None], mask.any(-1, keepdim=True), "seq-mean-token-sum", **options)
-            self._measure(metrics, terms, reward, mask)
+            valid = mask.any(-1)
+            metrics.mean({"actor/ppo_kl": 0.5 * terms["shift"].detach()[mask].mean()}, float(mask.sum()))
+            metrics.mean({"actor/nft_reward": reward[valid].mean()}, float(valid.sum()))
             self._add_loss(metrics, "actor/pg_loss", loss, count)
             norm = engine.backward(loss, last=last)
-        metrics.mean({"actor/grad_norm": norm}, float(math.isfinite(norm)))
-        return norm
-
-    @staticmethod
-    def _measure(metrics: Metrics, terms: Mapping[str, Tensor], reward: Tensor, mask: Tensor) -> None:
-        """KL and the mean reward of a micro-batch."""
-        valid = mask.any(-1)
-        metrics.mean({"actor/ppo_kl": 0.5 * terms["shift"].detach()[mask].mean()}, float(mask.sum()))
-        metrics.mean({"actor/nft_reward": reward[valid].mean()}, float(valid.sum()))
-
-
-def _row_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """[B, K] -> [B]: mean over the valid columns, 0 if there is none."""
-    return Columns("chunk", mask.shape[1], 1).sum(values, mask)[:, 0] / mask.sum(-1).clamp(min=1)
+        return self._measured_norm("actor", norm, metrics)
 
 
 @register_algorithm("nft")

@@ -86,9 +86,14 @@ class Interpolation:
         config = self.correction
         if not config.weighs:
             return old, None
-        bounds = {"low": config.rollout_is_low, "high": config.rollout_is_high}
         weights, measured = rollout_correction_weights(
-            old, behaviour, mask, level=config.rollout_is_level, mode=config.rollout_is, **bounds
+            old,
+            behaviour,
+            mask,
+            level=config.rollout_is_level,
+            mode=config.rollout_is,
+            low=config.rollout_is_low,
+            high=config.rollout_is_high,
         )
         names = ("mean", "fraction_low", "fraction_high")
         metrics.mean({f"{PREFIX}/rollout_is_{n}": measured[f"rollout_is_{n}"] for n in names}, float(mask.sum()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +91,8 @@ class Trainer:
         self.observers += [self._progress, self._guards, FewEffectiveSamples(config.asynchronous)]
         if config.schedule.dump_rollouts:  # first, because the other observers may end the run
             rollout.keep_observed = True
-            parts = (save_path / "rollouts", strategy.rank, config.shown_env or config.record.env, module)
-            self.observers.insert(0, RolloutDumps(*parts))
+            shown_env = config.shown_env or config.record.env
+            self.observers.insert(0, RolloutDumps(save_path / "rollouts", strategy.rank, shown_env, module))
         if self._average is not None:
             self.observers.append(self._average)
         self.algorithm.observers = self.observers
@@ -142,9 +142,9 @@ class Trainer:
         state = {"totals": self.totals, "evaluations": evaluations, "best": self._best}
         state |= {"guards": self._guards.state_dict(), "run_progress": self._progress.state_dict()}
         learned = self.algorithm.state_dict()
-        taken = sorted({*state, "iteration", "world_size", "rank_state", "rank_states", "tensors"} & set(learned))
-        if taken:
-            raise ValueError(f"state_dict of the algorithm uses names of the loop: {', '.join(taken)}; rename them")
+        conflicts = sorted({*state, "iteration", "world_size", "rank_state", "rank_states", "tensors"} & set(learned))
+        if conflicts:
+            raise ValueError(f"state_dict of the algorithm uses names of the loop: {', '.join(conflicts)}; rename them")
         return state | learned
 
     def _load_state(self, state: dict[str, Any]) -> None:
@@ -184,9 +184,9 @@ class Trainer:
             if self.iteration == 0:
                 raise
             self.algorithm.interrupt()  # an iteration that was played and not trained on is repeated after a resume
-            kept = ", ".join(self._keep())
+            outcome = ", ".join(self._keep())
             self.logger.close()
-            raise TrainingHalted(f"{error}\nKept after iteration {self.iteration}: {kept}") from error
+            raise TrainingHalted(f"{error}\nKept after iteration {self.iteration}: {outcome}") from error
         self.player.close()
         if not self.config.schedule.val_only:
             if self._early_end is not None:
@@ -213,10 +213,13 @@ class Trainer:
             due = schedule.save_steps and self.iteration % schedule.save_steps == 0
             new_best = schedule.save_steps and self._best is not None and self._best["iteration"] == self.iteration
             if (due or new_best) and not ended:
-                self._try_to_save()
+                try:
+                    self.save()
+                except CheckpointError as error:  # there may be room later
+                    self._log(f"warning: {error}; training continues")
 
     def _keep(self) -> list[str]:
-        """Write the last checkpoint and the policy, each even if the other cannot be; returns what became of them."""
+        """Write the last checkpoint and the policy, each even if the other fails; returns a description of each."""
         self._unsaved, kept = False, []
         try:
             self._save_last()
@@ -258,7 +261,7 @@ class Trainer:
         Raises:
             CheckpointError: it could not be written.
         """
-        self._look_after_folder()
+        self._restore_folder()
         folder = folder or self._ckpt_path
         save_checkpoint(
             folder,
@@ -284,7 +287,7 @@ class Trainer:
             if self._value_network is not None:
                 self._export(f"{CRITICS}/{name}", self._value_network, fallback=None)
         except SaveError as error:
-            self._log(f"warning: {error}; the run goes on")
+            self._log(f"warning: {error}; training continues")
         if self.strategy.is_main and self._saved_in == self._ckpt_path:
             folders = (self._save_path / CHECKPOINTS, self._ckpt_path)  # both, after a resume from --fallback_path
             remove_folders_without(self._save_path, [path for folder in folders for path in list_checkpoints(folder)])
@@ -294,8 +297,8 @@ class Trainer:
         """The critic, if it is to be exported."""
         return self.algorithm.engines.get("critic") if self.config.schedule.save_value_network else None
 
-    def _look_after_folder(self) -> None:
-        """Go on in a new folder if that of the run was deleted."""
+    def _restore_folder(self) -> None:
+        """Continue in a new folder if the run folder was deleted."""
         if self._folder_watch is not None and self._folder_watch.restored():
             self.logger.reopen()
 
@@ -316,25 +319,18 @@ class Trainer:
         """Whether the current policy has been evaluated."""
         return any(iteration == self.iteration for iteration, _ in self.evaluations)
 
-    def _try_to_save(self) -> None:
-        """Save a checkpoint; without room the run goes on, since there may be some later."""
-        try:
-            self.save()
-        except CheckpointError as error:
-            self._log(f"warning: {error}; training goes on")
-
     def _stop_if_asked(self) -> None:
         number = self._signals.of_all_ranks(self.strategy.all_reduce)
         if not number:
             return
-        kept = "there is nothing to save yet"
+        outcome = "there is nothing to save yet"
         if self.iteration:
             try:
                 self._save_last()
-                kept = f"the checkpoint is in {self._saved_in}"
+                outcome = f"the checkpoint is in {self._saved_in}"
             except CheckpointError:
-                kept = ", ".join(self._keep())
-        self._log(f"stopped after iteration {self.iteration} of {self.config.batch.iterations}; {kept}")
+                outcome = ", ".join(self._keep())
+        self._log(f"stopped after iteration {self.iteration} of {self.config.batch.iterations}; {outcome}")
         self.logger.close()
         raise StopRequested(number, self._saved_in if self._saved_in != self._ckpt_path else None)
 
@@ -348,7 +344,7 @@ class Trainer:
             due = schedule.val_before_train
         else:
             steps, last = schedule.eval_steps, self.config.batch.iterations
-            due = steps and self.iteration % steps == 0 and self.iteration < last
+            due = bool(steps) and self.iteration % steps == 0 and self.iteration < last
         if due:
             self.evaluate()
 
@@ -395,7 +391,7 @@ class Trainer:
                 try:
                     self._export("best_policy")
                 except SaveError as error:
-                    self._log(f"warning: {error}; the run goes on")
+                    self._log(f"warning: {error}; training continues")
         return result
 
     def _export(self, name: str, engine: Engine | None = None, **options: Any) -> Path:
@@ -409,13 +405,11 @@ class Trainer:
         Raises:
             SaveError: it could not be written.
         """
-        self._look_after_folder()
+        self._restore_folder()
         options = {"fallback": self.config.schedule.fallback_path, **options}
-        parts = (self._save_path / name, self.strategy, self.config.record)
-        if engine is not None:
-            return export_policy(engine, *parts, **options)
-        with self._evaluated_weights():
-            return export_policy(self.algorithm.actor, *parts, **options)
+        with self._evaluated_weights() if engine is None else nullcontext():
+            engine = engine or self.algorithm.actor
+            return export_policy(engine, self._save_path / name, self.strategy, self.config.record, **options)
 
     def _evaluated_weights(self) -> AbstractContextManager[None]:
         """Inside the block the actor has the weights to evaluate and export: those that play, or --ema_beta's."""
@@ -424,11 +418,18 @@ class Trainer:
         return self._average.in_place_of_weights()
 
     def _record(self, policy: RolloutPolicy, result: EvalResult) -> None:
-        schedule = self.config.schedule
-        parts = (self.rollout, policy, self.tasks, self.strategy, result)
-        folder = self._save_path / "videos" / f"iteration_{self.iteration:06d}"
-        options = {"count": schedule.num_videos, "temperature": schedule.eval_temperature or 1.0}
-        for video in record_videos(*parts, folder, seed=self.strategy.seed, **options):
+        videos = record_videos(
+            self.rollout,
+            policy,
+            self.tasks,
+            self.strategy,
+            result,
+            self._save_path / "videos" / f"iteration_{self.iteration:06d}",
+            seed=self.strategy.seed,
+            count=self.config.schedule.num_videos,
+            temperature=self.config.schedule.eval_temperature or 1.0,
+        )
+        for video in videos:
             name = f"videos/{video.task}/{'success' if video.success else 'failure'}_state{video.init_state_id}"
             self.logger.video(name, video.frames, video.fps, self.iteration)
 
@@ -468,7 +469,7 @@ class Trainer:
 
     def _report(self, rollout: Rollout, values: dict[str, float], metrics: Metrics, elapsed: float) -> None:
         """Count the iteration, log its metrics, and print a line."""
-        self._look_after_folder()
+        self._restore_folder()
         measure_rollout(rollout.samples, rollout.stats, metrics, self.strategy, self.tasks, known=values)
         metrics.total({"episodes": rollout.num_episodes})
         metrics.mean({"timing_s/iteration": elapsed, "timing_s/wait_for_rollout": self.player.waited_s}, 1.0)

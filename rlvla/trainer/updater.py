@@ -7,7 +7,8 @@ that the update does not depend on the micro-batch size or the number of ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,6 @@ from rlvla.trainer.observers import OptimizerStep
 from rlvla.trainer.replay import MicroBatchPlanner, ReplayList, step_sizes
 from rlvla.trainer.rollout_correction import Interpolation
 from rlvla.trainer.scoring import critic_values
-from rlvla.trainer.step_normalizer import StepNormalizer, choose_over_ranks
 from rlvla.trainer.supervised.demonstration_loss import DemonstrationLoss
 from rlvla.utils.bars import progress_bar
 from rlvla.utils.deepspeed.engine import Engine
@@ -36,12 +36,109 @@ from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.errors import TrainingHalted
 from rlvla.utils.seeding import derive_rng
 
+TRAJECTORY_MODE = "traj-mean-token-mean"
 # Largest |ratio - 1| allowed at the first update of an iteration, where old and new policy are the same network.
 RATIO_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 
 
 class RatioError(TrainingHalted):
     """Old and new log-probs of the same weights differ: their forward passes do not compute the same thing."""
+
+
+@dataclass(frozen=True)
+class StepCounts:
+    """Counts of the valid entries of an optimizer step over all ranks.
+
+    Attributes:
+        num_tokens: number of valid entries.
+        num_rows: number of decisions with a valid entry.
+        num_trajectories: number of episodes with a valid entry; None if not needed.
+        trajectory_tokens: [B], valid entries of the episode to which each row of this rank belongs; None if not needed.
+    """
+
+    num_tokens: float
+    num_rows: float
+    num_trajectories: float | None = None
+    trajectory_tokens: Tensor | None = None
+
+
+class StepNormalizer:
+    """Counts the valid entries of optimizer steps and turns the counts into arguments of the losses.
+
+    Args:
+        strategy: sums the counts over ranks.
+        mode: aggregation mode, see `rlvla.algorithms.losses.aggregate_loss`.
+        horizon: divisor of `seq-mean-token-sum-norm`, or None.
+    """
+
+    def __init__(self, strategy: DeepspeedStrategy, mode: str, horizon: float | None = None):
+        self._strategy, self._mode, self._horizon = strategy, mode, horizon
+
+    def count(self, mask: Tensor, episodes: Tensor) -> StepCounts:
+        """Count the valid entries of a step.
+
+        Args:
+            mask: [B, L] bool, all rows of this rank.
+            episodes: [B] int64, episode of each row; an episode has the same number on all ranks.
+        """
+        local_counts = {"tokens": float(mask.sum()), "rows": float(mask.any(-1).sum())}
+        sums = self._strategy.all_reduce(local_counts, "sum")
+        counts = StepCounts(max(1.0, sums["tokens"]), max(1.0, sums["rows"]))
+        if self._mode != TRAJECTORY_MODE:
+            return counts
+        per_row = mask.sum(-1).tolist()
+        local: Counter[int] = Counter()
+        for episode, tokens in zip(episodes.tolist(), per_row):
+            local[episode] += tokens
+        everywhere: Counter[int] = sum(self._strategy.gather_objects(local), Counter())
+        trajectory_tokens = torch.tensor([everywhere[episode] for episode in episodes.tolist()], dtype=torch.long)
+        return StepCounts(counts.num_tokens, counts.num_rows, max(1.0, float(len(everywhere))), trajectory_tokens)
+
+    def options(self, counts: StepCounts, rows: Tensor, *, own_mode: bool = False) -> dict[str, Any]:
+        """Keyword arguments of a loss for one micro-batch.
+
+        Args:
+            counts: counts of the step.
+            rows: [M] int64, the rows of the step in this micro-batch; empty for a placeholder.
+            own_mode: the loss always averages over decisions, regardless of the aggregation mode.
+        """
+        options: dict[str, Any] = {
+            "agg_mode": self._mode,
+            "num_tokens": counts.num_tokens,
+            "num_sequences": counts.num_rows,
+            "dp_size": self._strategy.world_size,
+            "horizon": self._horizon,
+        }
+        if counts.trajectory_tokens is not None and not own_mode:
+            tokens = counts.trajectory_tokens[rows] if len(rows) else torch.ones(1, dtype=torch.long)
+            options |= {
+                "num_sequences": counts.num_trajectories,
+                "trajectory_tokens": tokens.to(self._strategy.device),
+            }
+        return options
+
+
+def choose_over_ranks(
+    strategy: DeepspeedStrategy, choose: Callable[..., Tensor], rows: Sequence[Tensor], options: Mapping[str, Any]
+) -> Tensor:
+    """Select tokens among those of all ranks; called on all ranks, with the same result.
+
+    Args:
+        strategy: gathers the tensors.
+        choose: `select_tokens` of a policy loss.
+        rows: tensor arguments of `choose`, [B, L], with all rows of the step on this rank.
+        options: keyword arguments of `choose`.
+
+    Returns:
+        [B, L] bool on the host: the selected tokens of this rank's rows.
+    """
+    seed = int(torch.randint(2**62, ()))  # that of rank 0 is used, so that all ranks select the same tokens
+    everyone = strategy.gather_objects((seed, [tensor.cpu() for tensor in rows]))
+    whole = [torch.cat(parts) for parts in zip(*(tensors for _, tensors in everyone))]
+    generator = torch.Generator().manual_seed(everyone[0][0])
+    chosen = choose(*whole, generator=generator, **options)
+    lengths = [len(tensors[0]) for _, tensors in everyone]
+    return chosen.split(lengths)[strategy.rank]
 
 
 class Updater:
@@ -140,8 +237,7 @@ class Updater:
                 value_loss = self._value_loss(outputs["values"], micro, options, metrics, count)
                 loss = loss + self._algorithm.vf_coef * value_loss
             norm = engine.backward(loss, last=last)
-        metrics.mean({"actor/grad_norm": norm}, float(math.isfinite(norm)))
-        return norm
+        return self._measured_norm("actor", norm, metrics)
 
     def _choose_tokens(self, engine: Engine, step: Experience) -> Callable[[Tensor], dict[str, Tensor]]:
         """Select the tokens that the loss treats differently, over the whole step, after a pass without gradients.
@@ -196,6 +292,7 @@ class Updater:
             if "kl" in outputs:
                 kl = outputs["kl"]
             else:
+                assert micro.ref_log_probs is not None
                 kl = kl_penalty(outputs["log_probs"], micro.ref_log_probs, self._algorithm.kl_estimator, mask)
             kl_loss = aggregate_loss(kl, mask, mode, **options)
             self._add_loss(metrics, "actor/kl_loss", kl_loss, count)
@@ -236,12 +333,19 @@ class Updater:
             options = self._normalizer.options(counts, rows)
             loss = self._value_loss(critic_values(engine, micro), micro, options, metrics, count)
             norm = engine.backward(loss, last=last)
-        metrics.mean({"critic/grad_norm": norm}, float(math.isfinite(norm)))
+        return self._measured_norm("critic", norm, metrics)
+
+    @staticmethod
+    def _measured_norm(model: str, norm: float | None, metrics: Metrics) -> float:
+        """The gradient norm after the last micro-batch of a step, which is recorded."""
+        assert norm is not None
+        metrics.mean({f"{model}/grad_norm": norm}, float(math.isfinite(norm)))
         return norm
 
     def _value_loss(
         self, values: Tensor, micro: Experience, options: dict[str, Any], metrics: Metrics, count: int
     ) -> Tensor:
+        assert micro.values is not None and micro.returns is not None and micro.value_mask is not None
         clip = self._algorithm.value_clip or None
         loss, measured = value_loss(values, micro.values, micro.returns, micro.value_mask, clip=clip, **options)
         metrics.mean({f"critic/{name}": value for name, value in measured.items()}, float(micro.value_mask.sum()))
@@ -289,14 +393,14 @@ class UpdatePhase:
             for epoch in range(batch.max_epochs):
                 rng = derive_rng(self.strategy.seed, "update", iteration, epoch, self.strategy.rank)
                 for number, step in enumerate(replay.optimizer_steps(sizes, rng)):
-                    step, acts = self.updater.spread(step, metrics), train_actor
-                    if acts:
+                    step, update_actor = self.updater.spread(step, metrics), train_actor
+                    if update_actor:
                         kl = self._policy_step((iteration, epoch, number), step, kl_coef, metrics, first)
                         train_actor = target_kl is None or (math.isfinite(kl) and kl <= target_kl)
                     if self.critic is not None:
                         norm = self.updater.value_step(self.critic, step, metrics)
-                        critic = OptimizerStep("critic", self.critic, norm, step, iteration, metrics, counts=not acts)
-                        self._done(critic)
+                        counts = not update_actor
+                        self._done(OptimizerStep("critic", self.critic, norm, step, iteration, metrics, counts=counts))
                     first = False
                     bar.update(1)
 

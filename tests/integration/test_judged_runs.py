@@ -71,7 +71,7 @@ def test_a_run_without_simulator_state(
         assert line["rollout/success_unanswered"] == 0
     assert any(line["rollout/success_at_end"] > 0 for line in lines), "a verdict ended episodes"
     out = capsys.readouterr().out
-    assert "success told by vlm 0." in out and ", by the simulator 0." in out and "success detector: vlm" in out
+    assert "success by vlm 0." in out and ", by the simulator 0." in out and "success detector: vlm" in out
     (last,) = json.loads((run / "evaluations.json").read_text())
     assert last["success_source"] == "vlm" and sum(last["agreement"].values()) == 2
     held_out = {e["simulator_at_end"] for e in last["episodes"]}

@@ -67,7 +67,7 @@ def test_a_trained_reward_model_tells_success(
     assert shares == pytest.approx([outcomes.mean() for _, outcomes in judged])
     assert [line["reward/success"] for line in lines] == pytest.approx(shares)
     out = capsys.readouterr().out
-    assert "success told by rm_model" in out
+    assert "success by rm_model" in out
 
     words = ["--pretrain", str(run / "policy"), "--eval_episodes", "8", "--num_envs", "2", *judge]
     eval_vla.main([*words, "--output", str(tmp_path / "eval.json"), "--report", str(tmp_path / "report")])

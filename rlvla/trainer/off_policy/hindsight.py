@@ -21,17 +21,16 @@ GOAL = "goal"  # column of the buffer: 0 for the task itself, i for state i of i
 
 
 class Hindsight:
-    """Makes copies of episodes whose goal is a state of the reward machine, on the way to that of the task.
+    """Relabels episodes with an intermediate state of the reward machine as the goal.
 
-    A copy ends, terminated, with the environment step in which the goal is reached for the first time. There `success`
-    pays, and the machine pays as if the goal were its only accepting state (`MachineGraph.towards`). What other sources
-    paid stays.
+    A relabelled copy terminates with the environment step that reaches its goal first. There `success` pays, and the
+    machine pays as if the goal were its only accepting state (`MachineGraph.towards`); other rewards are kept.
 
     Args:
-        config: how many copies, and which goals.
+        config: number of copies, choice of goals.
         machines: the reward machines.
-        tasks: of the run.
-        success_reward: what the reward source `success` pays.
+        tasks: tasks of the run.
+        success_reward: reward of the source `success`.
     """
 
     def __init__(self, config: ReplayConfig, machines: MachineSource, tasks: Sequence[TaskSpec], success_reward: float):
@@ -45,26 +44,26 @@ class Hindsight:
 
         Args:
             sample: the episode, with the events of each step.
-            episode: the same as it is stored.
-            weights: of the reward sources.
+            episode: the episode in the buffer's format.
+            weights: weights of the reward sources.
             scale: factor on rewards.
-            rng: draws number, goals and beginnings.
+            rng: draws number, goals and first decisions.
         """
         count = int(self._config.her_ratio) + (rng.random() < self._config.her_ratio % 1)
         reached = self.reached(sample)
         if not reached:
             return []
-        found, ends = [], np.cumsum(np.asarray(episode.steps))
+        copies, ends = [], np.cumsum(np.asarray(episode.steps))
         states, decisions = list(reached), np.searchsorted(ends, list(reached.values()), side="right")
         for _ in range(count):
             index, first = draw_goal(self._config.her_goal, decisions, rng)
-            found.append(self._copy(sample, episode, states[index], first, weights, scale))
-        return found
+            copies.append(self._copy(sample, episode, states[index], first, weights, scale))
+        return copies
 
     def reached(self, sample: Sample) -> dict[str, int]:
-        """The states that can be goals -> the environment step that led there first, in this order.
+        """State that can be a goal -> environment step that first reached it, in this order.
 
-        There are none for `her_goal` final if the machine accepts the episode.
+        Empty for `her_goal` final if the machine accepts the episode.
         """
         task = self._tasks[sample.suite, sample.task_id]
         machine, graph, steps = self._machines.machine(task), self._machines.graph(task), dict[str, int]()
@@ -92,22 +91,22 @@ class Hindsight:
         kept = [grid.numpy() for name, grid in sample.reward_components.items() if name not in (SUCCESS, MACHINE)]
         rewards = sum(kept, np.zeros(sample.rewards.shape, np.float32))
         row = column = 0
-        known = [(0, machine.progress)]
+        progress = [(0, machine.progress)]
         for step, events in enumerate(_events(sample), 1):
             reward, _ = machine.step(events)
             rewards[row, column] += np.float32(weights.get(MACHINE, 0.0) * reward)
             if machine.is_terminal or column + 1 == steps[row]:
-                known.append((step, machine.progress))
+                progress.append((step, machine.progress))
             if machine.is_terminal:
                 break
             row, column = (row, column + 1) if column + 1 < steps[row] else (row + 1, 0)
         rewards[row, column] += np.float32(weights.get(SUCCESS, 0.0) * self._success_reward)
         scores = np.array([episode.action_score, episode.progress], dtype=np.float64)
         if self._config.replay_score_source == MACHINE:
-            scores = np.array(scores_of_progress(known)).T[1:]
-        part = slice(first, row + 1)
-        taken = steps[part].copy()
-        taken[-1] = column + 1
+            scores = np.array(scores_of_progress(progress)).T[1:]
+        kept_rows = slice(first, row + 1)
+        kept_steps = steps[kept_rows].copy()
+        kept_steps[-1] = column + 1
         columns: dict[str, Any] = {}
         for name, values in episode.columns.items():
             after = len(np.asarray(values)) - len(steps)  # 1 for observations: the one after the last decision
@@ -117,23 +116,26 @@ class Hindsight:
         return replace(
             episode,
             columns=columns,
-            rewards=rewards[part] * np.float32(scale),
-            steps=taken,
+            rewards=rewards[kept_rows] * np.float32(scale),
+            steps=kept_steps,
             terminated=True,
             truncated=False,
-            action_score=scores[0][part] if judged else None,
-            progress=scores[1][part] if judged else None,
+            action_score=scores[0][kept_rows] if judged else None,
+            progress=scores[1][kept_rows] if judged else None,
         )
 
 
 def draw_goal(rule: str, decisions: np.ndarray, rng: np.random.Generator) -> tuple[int, int]:
-    """Which goal a copy has, and with which decision it begins.
+    """Draw the goal of a copy and its first decision.
 
     Args:
         rule: "final": the goal reached last; "episode": any; "future": any that is reached in or after a random
             decision, with which the copy begins.
-        decisions: [n] in which each goal is reached, ascending.
-        rng: for the draws.
+        decisions: [n] decision that reaches each goal, ascending.
+        rng: draws both.
+
+    Returns:
+        Index of the goal, index of the first decision.
     """
     if rule == "final":
         return len(decisions) - 1, 0
@@ -143,6 +145,6 @@ def draw_goal(rule: str, decisions: np.ndarray, rng: np.random.Generator) -> tup
 
 
 def _events(sample: Sample) -> list[frozenset[str]]:
-    """What a machine is told after each executed step."""
+    """Events of each executed step, as a reward machine reads them."""
     assert sample.step_events is not None
     return [events | {SUCCESS_EVENT} if success else events for events, success in sample.step_events]

@@ -1,12 +1,12 @@
-"""The replay buffer of a rank: what an episode becomes in it, and batches drawn from it."""
+"""The replay buffer of a rank: storage of episodes, and batches drawn from the buffers of all ranks."""
 
 from __future__ import annotations
 
 import heapq
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ TASK = "task"  # column: id of the task
 
 @dataclass
 class Observations:
-    """What the networks read of a batch; see `ObservationEncoder.forward`."""
+    """Network inputs of a batch, see `SACPolicy` and `SACCritic`."""
 
     proprio: Tensor | None
     images: Tensor | None
@@ -64,16 +64,16 @@ class Memory:
     """Episodes of one rank as rows of a replay buffer.
 
     Args:
-        actor: reads instructions, and says what is stored of observations and actions.
+        actor: encodes instructions, observations and actions for storage.
         config: sizes and priorities.
-        folder: of the buffer.
+        folder: folder of the buffer.
     """
 
     def __init__(self, actor: SACPolicy, config: ReplayConfig, folder: Path):
         self._actor, self._config, self.folder = actor, config, folder
         self.sentences: list[str] = []  # by their numbers in the buffer
         self._buffer: ReplayBuffer | None = None
-        self._saved, self._needed = 0, list[int]()  # states of the buffer: the last one, and those of checkpoints
+        self._saved, self._needed = 0, list[int]()  # saved states of the buffer: the last, and those in checkpoints
         self._priority = make_priority(config.replay_priority, config.priority_settings)
         self._settings = BufferConfig(
             columns_of(actor.stored_sizes, named_tasks=config.replay_rescore_interval > 0),
@@ -86,7 +86,7 @@ class Memory:
     def of_demonstrations(
         cls, actor: SACPolicy, demos: Demonstrations, indices: Sequence[int], scale: float, folder: Path
     ) -> Memory:
-        """A memory of these demonstrations alone, see `append_demonstrations`."""
+        """A memory with these demonstrations only, see `append_demonstrations`."""
         length, steps = actor.stored_sizes.action_chunk_len, [len(demos.actions[index]) for index in indices]
         capacity = 2 + sum(2 * min(length, count) + count for count in steps)
         memory = cls(actor, ReplayConfig(replay_capacity=capacity), folder)
@@ -115,17 +115,17 @@ class Memory:
         Args:
             samples: the episodes.
             scale: factor on their rewards.
-            version: of the policy that played.
+            version: version of the policy that played.
             now: updates so far.
-            relabel: gives copies of an episode with other goals, which are added as well.
+            relabel: returns relabelled copies of an episode, which are added as well.
         """
         episodes = []
         for sample, observed in zip(samples, self._actor.stored_observations(samples)):
             scores = sample.scores.get(self._config.replay_score_source or "")
             columns: dict[str, Any] = {"action": sample.trace["action"].numpy(), **observed}
             if self._actor.stored_sizes.text_width:
-                words = [*sample.decision_instructions, sample.last_instruction]
-                columns["sentence"] = np.array([self._number(text) for text in words], np.int32)
+                instructions = [*sample.decision_instructions, sample.last_instruction]
+                columns["sentence"] = self._sentence_ids(instructions)
             if self._config.replay_rescore_interval:
                 columns[TASK] = np.full(sample.num_decisions, sample.task_id, np.int32)
             if self._actor.stored_sizes.goals:
@@ -144,10 +144,10 @@ class Memory:
             episodes += [episode, *(relabel(sample, episode) if relabel is not None else ())]
         self.buffer.append(episodes, now=now)
 
-    def _number(self, sentence: str) -> int:
-        if sentence not in self.sentences:
-            self.sentences.append(sentence)
-        return self.sentences.index(sentence)
+    def _sentence_ids(self, instructions: Sequence[str]) -> np.ndarray:
+        """Indices [N] int32 in `sentences`, to which new instructions are added."""
+        self.sentences += [text for text in dict.fromkeys(instructions) if text not in self.sentences]
+        return np.array([self.sentences.index(text) for text in instructions], np.int32)
 
     def rows(self, drawn: Drawn, n_step: int, gamma: float) -> dict[str, np.ndarray]:
         """The rows that were drawn, for `make_batch`; a masked placeholder if there are none."""
@@ -155,25 +155,28 @@ class Memory:
         if not len(rows):
             rows, mask, weights = np.flatnonzero(self.buffer.drawable)[:1], np.zeros(1, np.bool_), np.ones(1)
         ahead = self.buffer.n_step(rows, n_step, gamma)
-        found = {"returns": ahead.returns, "discounts": ahead.discounts, "weights": weights, "mask": mask}
-        found["action"] = self.buffer.gather(rows, ["action"])["action"]
-        observed = [column.name for column in self._settings.columns if column.observation]
+        columns = {"returns": ahead.returns, "discounts": ahead.discounts, "weights": weights, "mask": mask}
+        columns["action"] = self.buffer.gather(rows, ["action"])["action"]
         for when, at in (("now", rows), ("later", ahead.next_rows)):
-            seen = self.buffer.gather(at, observed)
-            if "sentence" in seen:
-                seen["sentence"] = np.array(self.sentences, dtype=object)[seen["sentence"]]
-            found |= {f"{when}/{name}": values for name, values in seen.items()}
-        return found
+            observations = self.buffer.gather(at, self._observation_columns)
+            if "sentence" in observations:
+                observations["sentence"] = np.array(self.sentences, dtype=object)[observations["sentence"]]
+            columns |= {f"{when}/{name}": values for name, values in observations.items()}
+        return columns
+
+    @property
+    def _observation_columns(self) -> list[str]:
+        return [column.name for column in self._settings.columns if column.observation]
 
     def instructions(self, rows: np.ndarray) -> list[str]:
-        """The instructions of rows that hold observations; [] if all have the same one, which is not stored."""
+        """The instructions of rows that hold observations; [] if instructions are not stored."""
         if not self._actor.stored_sizes.text_width:
             return []
         return [self.sentences[number] for number in self.buffer.gather(rows, ["sentence"])["sentence"]]
 
     @property
     def relabelled(self) -> int:
-        """Number of decisions whose goal is not that of the task."""
+        """Number of decisions with a relabelled goal."""
         return int(np.count_nonzero(self.buffer.gather(np.flatnonzero(self.buffer.drawable), [GOAL])[GOAL]))
 
     def proprio_sums(self) -> tuple[int, np.ndarray, np.ndarray]:
@@ -183,7 +186,7 @@ class Memory:
         return len(rows), proprio.sum(0), (proprio**2).sum(0)
 
     def append_demonstrations(self, demos: Demonstrations, indices: Sequence[int], scale: float) -> None:
-        """Add the demonstrations with these indices, of whose rewards only success at their end is known.
+        """Add the demonstrations with these indices; their only reward is `scale` for success, at the end.
 
         A decision is a chunk of their actions. Windows of a chunk begin at each step of its first chunk, so that every
         step is the beginning of a decision.
@@ -202,7 +205,7 @@ class Memory:
                 success = bool(demos.success[index])
                 rewards[-1, stops[-1] - starts[-1] - 1] = scale * success
                 columns: dict[str, Any] = dict(self._actor.encode_actions(np.clip(chunks, -1.0, 1.0)))
-                for name in [column.name for column in self._settings.columns if column.observation]:
+                for name in self._observation_columns:
                     columns[name] = self._demonstrated(demos, name, index, starts)
                 state = demos.init_states[index][1] if demos.init_states else -1
                 episodes.append(Episode(columns, rewards, stops - starts, success, not success, state))
@@ -211,7 +214,7 @@ class Memory:
     def _demonstrated(self, demos: Demonstrations, name: str, index: int, starts: np.ndarray) -> np.ndarray:
         """Observations of one demonstration at its decisions and after its end; those after a success are not read."""
         if name == "sentence":
-            return np.full(len(starts) + 1, self._number(demos.instructions[index]), np.int32)
+            return self._sentence_ids([demos.instructions[index]] * (len(starts) + 1))
         lists = {"proprio": (demos.proprio, demos.last_proprio), "images": (demos.images, demos.last_images)}
         during, after = lists[name]
         assert during is not None
@@ -219,15 +222,15 @@ class Memory:
         return np.concatenate([during[index][starts], last[None]])
 
     def save(self) -> dict[str, Any]:
-        """What a checkpoint needs to find this state of the buffer again; OSError if it cannot be written.
+        """Save the buffer and return its entry in the checkpoint; OSError if it cannot be written.
 
-        States of earlier checkpoints stay until `checkpoint_written`, since this one may not come about.
+        States of earlier checkpoints stay until `checkpoint_written`, as this checkpoint may not be completed.
         """
         self._saved = self.buffer.save(keep=None)
         return {"generation": self._saved, "sentences": list(self.sentences)}
 
     def checkpoint_written(self, keep: int) -> None:
-        """The checkpoint with what `save` returned last is complete: keep its state, and those of a few before it."""
+        """Delete all saved states but the last `keep`: the checkpoint with the last result of `save` is complete."""
         self._needed = [*self._needed, self._saved][-keep:]
         self.buffer.keep_only(self._needed)
 
@@ -235,8 +238,8 @@ class Memory:
         """Append some of the episodes that other memories saved, in the order in which they were played.
 
         Args:
-            saved: folder and state of each of the others.
-            indices: of the episodes of all of them together.
+            saved: folder and result of `save` of each memory.
+            indices: selects from the episodes of all of them together.
 
         Raises:
             ConfigError: as in `ReplayBuffer.load`.
@@ -245,52 +248,51 @@ class Memory:
         for folder, state in saved:
             others.append(Memory(self._actor, self._config, folder))
             others[-1].load(state)
-        played = heapq.merge(*(other._with_words() for other in others), key=lambda entry: _version(entry[0]))
-        for episode, words in islice(played, indices.start, indices.stop, indices.step):
-            if words:
-                numbers = np.array([self._number(text) for text in words], np.int32)
-                episode = replace(episode, columns={**episode.columns, "sentence": numbers})
+        episodes = (zip(other.buffer.stored_episodes(), repeat(other)) for other in others)
+        played = heapq.merge(*episodes, key=lambda entry: int(np.asarray(entry[0].policy_version).flat[0]))
+        for episode, other in islice(played, indices.start, indices.stop, indices.step):
+            if "sentence" in episode.columns:
+                texts = [other.sentences[number] for number in np.asarray(episode.columns["sentence"], np.int64)]
+                episode = replace(episode, columns={**episode.columns, "sentence": self._sentence_ids(texts)})
             self.buffer.append([episode])
         for other in others:
             other.buffer.close()
 
-    def _with_words(self) -> Iterator[tuple[Episode, list[str]]]:
-        """The episodes, the oldest first, and the instructions of their observations."""
-        for episode in self.buffer.stored_episodes():
-            numbers = np.asarray(episode.columns.get("sentence", ()), np.int64)
-            yield episode, [self.sentences[number] for number in numbers]
-
     def load(self, state: dict[str, Any]) -> None:
-        """Continue from what `save` returned; ConfigError as in `ReplayBuffer.load`."""
+        """Restore the result of `save`; ConfigError as in `ReplayBuffer.load`."""
         self.sentences, self._needed = list(state["sentences"]), [int(state["generation"])]
         self._buffer = ReplayBuffer.load(self._settings, self.folder, self._priority, generation=self._needed[0])
 
 
-def _version(episode: Episode) -> int:
-    """Of the policy that played it."""
-    return int(np.asarray(episode.policy_version).flat[0])
-
-
-def make_batch(parts: Sequence[dict[str, np.ndarray]], actor: SACPolicy, device: torch.device | str) -> Batch:
+def make_batch(columns: Sequence[dict[str, np.ndarray]], actor: SACPolicy, device: torch.device | str) -> Batch:
     """One batch of the rows from several buffers, see `Memory.rows`."""
-    joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    joined = {name: np.concatenate([of_buffer[name] for of_buffer in columns]) for name in columns[0]}
 
     def tensor(name: str) -> Tensor:
         return torch.from_numpy(joined[name]).to(device)
 
-    def seen(when: str) -> Observations:
+    def observations(when: str) -> Observations:
         proprio, images = (tensor(f"{when}/{n}") if f"{when}/{n}" in joined else None for n in ("proprio", "images"))
         if actor.stored_sizes.goals and proprio is not None:
             proprio = with_goals(proprio, tensor(f"{when}/{GOAL}").long(), actor.stored_sizes.goals)
-        words = joined.get(f"{when}/sentence")
-        return Observations(proprio, images, None if words is None else actor.sentences(words.tolist()))
+        instructions = joined.get(f"{when}/sentence")
+        sentences = None if instructions is None else actor.sentences(instructions.tolist())
+        return Observations(proprio, images, sentences)
 
     returns, discounts, weights = (tensor(name).float() for name in ("returns", "discounts", "weights"))
-    return Batch(seen("now"), seen("later"), tensor("action"), returns, discounts, weights, tensor("mask"))
+    return Batch(
+        now=observations("now"),
+        later=observations("later"),
+        actions=tensor("action"),
+        returns=returns,
+        discounts=discounts,
+        weights=weights,
+        mask=tensor("mask"),
+    )
 
 
 def columns_of(config: StoredSizes, *, named_tasks: bool = False) -> tuple[Column, ...]:
-    """What is stored of each decision, with the id of its task or without."""
+    """Columns of a decision in the replay buffer; `named_tasks` adds the task id."""
     columns = [Column("action", (config.action_width,))]
     if config.proprio_dim:
         columns.append(Column("proprio", (config.proprio_dim,), observation=True))
@@ -306,11 +308,11 @@ def columns_of(config: StoredSizes, *, named_tasks: bool = False) -> tuple[Colum
     return tuple(columns)
 
 
-def normalize_weights(part: dict[str, np.ndarray], strategy: DeepspeedStrategy) -> None:
-    """Scale the importance weights of rows, see `Memory.rows`, so that their mean over all ranks is 1."""
-    sums = {"weights": float((part["weights"] * part["mask"]).sum()), "rows": float(part["mask"].sum())}
+def normalize_weights(columns: dict[str, np.ndarray], strategy: DeepspeedStrategy) -> None:
+    """Scale the importance weights of rows, see `Memory.rows`, to a mean of 1 over all ranks."""
+    sums = {"weights": float((columns["weights"] * columns["mask"]).sum()), "rows": float(columns["mask"].sum())}
     sums = strategy.all_reduce(sums, "sum")
-    part["weights"] = part["weights"] * (sums["rows"] / sums["weights"])
+    columns["weights"] = columns["weights"] * (sums["rows"] / sums["weights"])
 
 
 def draw_share(
@@ -327,36 +329,48 @@ def draw_share(
     """This rank's part of k rows drawn from the buffers of all ranks together; it may be empty.
 
     Args:
-        buffer: of this rank.
+        buffer: buffer of this rank.
         k: rows over all ranks.
-        rng: of this rank.
-        shared: the same on all ranks.
-        strategy: the ranks.
-        config: how to draw.
+        rng: generator of this rank.
+        shared: generator with the same state on all ranks.
+        strategy: exchanges priorities and sizes.
+        config: normalization of the weights, stratification.
         beta: see `importance_weights`.
-        share: part of the rows that is drawn by priority.
+        share: fraction of the rows that is drawn by priority.
     """
     normalise = None if config.replay_weights == "none" else config.replay_weights
-    how = {"normalise": normalise, "max_weight": config.replay_max_is_weight}
     if strategy.world_size == 1:
-        stratified = config.replay_stratified
-        return buffer.sample(k, rng, beta=beta, share=share, stratified=stratified, **how)
+        return buffer.sample(
+            k,
+            rng,
+            beta=beta,
+            share=share,
+            stratified=config.replay_stratified,
+            normalise=normalise,
+            max_weight=config.replay_max_is_weight,
+        )
     by_priority = round(share * k)
     least = buffer.tree.min if by_priority == k or buffer.tree.positive == len(buffer) else 0.0
-    parts = strategy.gather_objects((buffer.tree.total, len(buffer), least))
-    totals, sizes = [part[0] for part in parts], [part[1] for part in parts]
+    totals, sizes, minima = zip(*strategy.gather_objects((buffer.tree.total, len(buffer), least)))
     noise = shared.random(k)
     fractions = (np.arange(by_priority) + noise[:by_priority]) / max(1, by_priority)
     if not config.replay_stratified:
         fractions = noise[:by_priority]
     rows = np.empty(0, dtype=np.int64)
-    if by_priority and len(own := rank_prefix_sums(totals, strategy.rank, fractions)):
-        rows = buffer.tree.find(own)
+    if by_priority and len(prefix_sums := rank_prefix_sums(totals, strategy.rank, fractions)):
+        rows = buffer.tree.find(prefix_sums)
     owners = np.searchsorted(np.cumsum(sizes), noise[by_priority:] * sum(sizes), side="right")
     uniform = int((owners == strategy.rank).sum())
     if uniform:
         rows = np.append(rows, buffer.draw_uniform(uniform, rng))
-    known = np.append(buffer.tree.get(rows), min(part[2] for part in parts))
-    probabilities = mixture_probabilities(known, sum(totals), sum(sizes), by_priority / k)
-    weights = importance_weights(probabilities[:-1], sum(sizes), beta, smallest=float(probabilities[-1]), **how)
+    priorities = np.append(buffer.tree.get(rows), min(minima))
+    probabilities = mixture_probabilities(priorities, sum(totals), sum(sizes), by_priority / k)
+    weights = importance_weights(
+        probabilities[:-1],
+        sum(sizes),
+        beta,
+        smallest=float(probabilities[-1]),
+        normalise=normalise,
+        max_weight=config.replay_max_is_weight,
+    )
     return Drawn(rows, buffer.gather(rows, ["episode"])["episode"], probabilities[:-1], weights)

@@ -1,4 +1,4 @@
-"""Scores of replayed decisions that are missing or old: asked for again while the next episodes are played."""
+"""Rescoring: missing or old scores of replayed decisions are requested while the next episodes are played."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlvla.trainer.off_policy.memory import TASK, Memory
 
 @dataclass
 class _Question:
-    """An episode of the buffer that a judge looks at again."""
+    """An episode of the buffer sent to a judge."""
 
     number: int
     rows: NDArray[np.int64]
@@ -25,13 +25,13 @@ class _Question:
 
 
 class Rescoring:
-    """Asks a judge about whole episodes of a buffer, and puts its answers into it one iteration later.
+    """Requests scores of whole episodes of a buffer from a judge, and stores them one iteration later.
 
     Args:
-        judge: its episodes have `scores`, and look at images alone.
-        tasks: by their ids.
+        judge: its episodes have `scores` and read images only.
+        tasks: tasks of the run.
         interval: updates after which scores are old.
-        budget: decisions asked about at a time; the last episode may exceed it.
+        budget: decisions per request; the last episode may exceed it.
     """
 
     def __init__(self, judge: RewardSource, tasks: Sequence[TaskSpec], interval: int, budget: int):
@@ -40,14 +40,14 @@ class Rescoring:
         self._asked: list[_Question] = []
 
     def ask(self, memory: Memory, now: int) -> int:
-        """Ask about the episodes of decisions that are due, those without a score first.
+        """Request scores of the episodes of decisions that are due, those without a score first.
 
         Args:
-            memory: whose buffer has columns `images` and `task`.
+            memory: its buffer has columns `images` and `task`.
             now: updates so far.
 
         Returns:
-            Number of decisions asked about.
+            Number of decisions to be scored.
         """
         asked, due = 0, memory.buffer.due(now, self._interval, self._budget)
         for number in dict.fromkeys(memory.buffer.gather(due, ["episode"])["episode"].tolist()):
@@ -61,36 +61,35 @@ class Rescoring:
         buffer = memory.buffer
         rows = buffer.rows_of(number)
         frames = buffer.gather(rows, ["images"])["images"]
-        found = buffer.gather(rows[:-1], [TASK, "steps", "terminated", "truncated", "init_state"])
-        task = self._tasks[int(found[TASK][0])]
-        words = memory.instructions(rows) or [task.instruction] * len(rows)
-        seen = [Observation(images, None, text) for images, text in zip(frames, words)]
-        reward = self._judge.create(task, EpisodeStart(seen[0], int(found["init_state"][0])))
-        for steps, after in zip(found["steps"], seen[1:]):
+        stored = buffer.gather(rows[:-1], [TASK, "steps", "terminated", "truncated", "init_state"])
+        task = self._tasks[int(stored[TASK][0])]
+        instructions = memory.instructions(rows) or [task.instruction] * len(rows)
+        observations = [Observation(images, None, text) for images, text in zip(frames, instructions)]
+        reward = self._judge.create(task, EpisodeStart(observations[0], int(stored["init_state"][0])))
+        for steps, after in zip(stored["steps"], observations[1:]):
             for step in range(1, steps + 1):
                 info = StepInfo(success=False, terminated=False, truncated=False)
                 reward.step(after if step == steps else None, frozenset(), info)
-        ended = {name: bool(found[name][-1]) for name in ("terminated", "truncated")}
         if hasattr(reward, "end"):
-            reward.end(**ended)
-        return _Question(number, rows[:-1], found["steps"], reward)
+            reward.end(**{name: bool(stored[name][-1]) for name in ("terminated", "truncated")})
+        return _Question(number, rows[:-1], stored["steps"], reward)
 
     def collect_scores(self, memory: Memory, now: int) -> None:
         """Wait for the scores of the last questions and store them; decisions that were overwritten are skipped."""
         asked, self._asked = self._asked, []
         for question in asked:
             question.reward.finish()
-            given: Any = question.reward
-            scores = scores_of_decisions(question.steps, given.scores())
+            judged: Any = question.reward  # with `scores`, see above
+            scores = scores_of_decisions(question.steps, judged.scores())
             question.reward.release()
             episodes = np.full(len(question.rows), question.number)
             action_score, progress = scores.astype(np.float64).T
             memory.buffer.update(question.rows, episodes, now=now, action_score=action_score, progress=progress)
 
     def state_dict(self) -> dict[str, Any]:
-        """The episodes that are asked about."""
+        """The episodes whose scores are pending."""
         return {"asked": [question.number for question in self._asked]}
 
     def load_state_dict(self, state: Mapping[str, Any], memory: Memory) -> None:
-        """Ask about the same episodes of the memory, as it was then."""
+        """Request scores of the same episodes again."""
         self._asked = [self._question(memory, number) for number in state["asked"]]

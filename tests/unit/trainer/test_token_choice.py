@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlvla.algorithms.policy_losses.covariance import choose_for_clip_cov
-from rlvla.trainer.step_normalizer import choose_over_ranks
+from rlvla.trainer.updater import choose_over_ranks
 
 LENGTHS = (5, 1, 6)
 OPTIONS = {"cov_ratio": 0.25, "cov_low": -100.0, "cov_high": 100.0, "kl_coef": 1.0}
