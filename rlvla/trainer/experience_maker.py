@@ -81,8 +81,11 @@ class ExperienceMaker:
             version: of the policy before the update, see `Sample.versions`.
         """
         metrics = Metrics()
-        rows = self._rows(samples)
-        staleness = _staleness(samples, version)
+        first = self._strategy.rank * EPISODES_PER_RANK
+        rows = Experience.from_samples(samples, self._policy.effective_columns, first)
+        rows = rows.with_fields(value_mask=self._columns.starts(rows.action_mask))
+        versions = [sample.versions for sample in samples if sample.versions is not None]
+        staleness = version - torch.cat(versions) if len(versions) == len(samples) else None  # [decisions] int64
         if staleness is not None:
             metrics.mean({"async/staleness_mean": staleness.float().mean()}, len(staleness))
             metrics.maximum({"async/staleness_max": staleness.max()})
@@ -115,11 +118,6 @@ class ExperienceMaker:
         if not self.reward_scaling.active:
             return torch.cat([sample.rewards for sample in samples])
         return torch.cat([self.reward_scaling(sample.rewards, sample.executed) for sample in samples])
-
-    def _rows(self, samples: Sequence[Sample]) -> Experience:
-        first = self._strategy.rank * EPISODES_PER_RANK
-        rows = Experience.from_samples(samples, self._policy.effective_columns, first)
-        return rows.with_fields(value_mask=self._columns.starts(rows.action_mask))
 
     def _kl(self, rows: Experience, scores: Scores) -> Tensor:
         """[B, K]: KL to the reference where `policy_mask` is set, 0 elsewhere."""
@@ -169,11 +167,10 @@ class ExperienceMaker:
 
     def _whitened_per_task(self, advantages: Tensor, mask: Tensor, samples: Sequence[Sample]) -> Tensor:
         """Advantages [episodes, T], whitened over the episodes of each task on all ranks."""
-        own = [(sample.suite, sample.task_id) for sample in samples]
-        known = sorted({task for part in self._strategy.gather_objects(own) for task in part})
-        numbers = {task: number for number, task in enumerate(known)}
-        tasks = self._device(torch.tensor([numbers[task] for task in own]))
-        return whiten_per_task(advantages, mask, tasks, len(known), self._process_group)
+        tasks = [(sample.suite, sample.task_id) for sample in samples]
+        all_tasks = sorted({task for of_rank in self._strategy.gather_objects(tasks) for task in of_rank})
+        numbers = self._device(torch.tensor([all_tasks.index(task) for task in tasks]))
+        return whiten_per_task(advantages, mask, numbers, len(all_tasks), self._process_group)
 
     def _device(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._strategy.device)  # collective operations need tensors on the accelerator
@@ -194,28 +191,28 @@ class ExperienceMaker:
 
     def _components(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Weights of the reward components, without zeros."""
-        known = self._reward_weights()
-        weights = {name: known.get(name, 1.0) for name in samples[0].reward_components}
+        current = self._reward_weights()
+        weights = {name: current.get(name, 1.0) for name in samples[0].reward_components}
         return {name: weight for name, weight in weights.items() if weight}
 
     def _column_inputs(
         self, rows: Experience, samples: Sequence[Sample], squares: Tensor | None
     ) -> dict[str, Tensor | dict[str, Tensor]]:
         """The estimator's arguments with one number per column, [B, L], as far as its signature names them."""
-        wanted, mask, columns = self._algorithm.estimator_parameters, rows.policy_mask, self._columns
+        parameters, mask, columns = self._algorithm.estimator_parameters, rows.policy_mask, self._columns
         inputs: dict[str, Tensor | dict[str, Tensor]] = {}
         if rows.values is not None:
             inputs["values"] = columns.first(rows.values)
-        if "old_log_probs" in wanted:
+        if "old_log_probs" in parameters:
             inputs["old_log_probs"] = columns.sum(rows.old_log_probs, mask)
         if squares is not None:
             # Tokens are sampled independently, so the sum over joint choices is the product of the per-token sums.
             inputs["sum_pi_squared"] = columns.sum(squares.log(), mask).exp()
-        if "rollout_weights" in wanted:
+        if "rollout_weights" in parameters:
             weights = column_weights(rows, self._correction, columns, self._strategy)
             if weights is not None:
                 inputs["rollout_weights"] = weights
-        if "component_rewards" in wanted:
+        if "component_rewards" in parameters:
             inputs["component_rewards"] = {
                 name: columns.of_actions(
                     torch.cat([s.reward_components[name] for s in samples]) / weight, rows.action_mask
@@ -257,9 +254,3 @@ class ExperienceMaker:
             metrics.distribution("critic/values", rows.values[columns])
             metrics.distribution("_error", (rows.returns - rows.values)[columns])
             metrics.derived("critic/vf_explained_var", explained_variance("critic/returns", "_error"))
-
-
-def _staleness(samples: Sequence[Sample], version: int) -> Tensor | None:
-    """[decisions] int64: versions by which the weights that decided are older than `version`; None if not counted."""
-    found = [sample.versions for sample in samples if sample.versions is not None]
-    return version - torch.cat(found) if len(found) == len(samples) else None

@@ -108,7 +108,7 @@ class _Round:
 
 @dataclass(frozen=True)
 class _State:
-    """What an iteration changes, as it was before."""
+    """State before an iteration, restored if it is abandoned."""
 
     position: int
     carried: list[Group]
@@ -177,7 +177,7 @@ class GroupCollector:
                 return None
             work.rounds = 1
             return self._all_groups(iteration)
-        work.missing = self._missing(work)
+        work.missing = self._most_of_ranks(self._quota - len(work.kept))  # on any rank
         if not work.missing:
             self._has_seen_metric = True
             return None
@@ -250,13 +250,8 @@ class GroupCollector:
 
     def _begin(self, iteration: int) -> None:
         self._before = _State(self._position, self._carried, dict(self._ahead))
-        self._round = work = _Round(iteration)
-        for group in self._carried:
-            self._keep_if_fresh(group, iteration, work)
-
-    def _missing(self, work: _Round) -> int:
-        """The largest number of groups that any rank still needs."""
-        return self._most_of_ranks(self._quota - len(work.kept))
+        self._round = _Round(iteration)
+        self._keep_fresh(self._carried, iteration, self._round)
 
     def _most_of_ranks(self, number: int) -> int:
         return int(self._strategy.all_reduce({"n": max(0, number)}, "max")["n"])
@@ -266,21 +261,21 @@ class GroupCollector:
         name = self._filters.filter_metric
         if self._has_seen_metric or name is None:
             return
-        seen = bool(work.kept) or any(episode_metric(sample, name) is not None for sample in work.played)
-        reduced = self._strategy.all_reduce({"seen": float(seen), "played": float(len(work.played))}, "max")
+        reported = bool(work.kept) or any(episode_metric(sample, name) is not None for sample in work.played)
+        reduced = self._strategy.all_reduce({"seen": float(reported), "played": float(len(work.played))}, "max")
         self._has_seen_metric = bool(reduced["seen"])
         if reduced["seen"] or not reduced["played"]:
             return
         self.abandon()
         sources = [key for sample in work.played for key in [*sample.reward_components, *sample.reward_info]]
-        known = ", ".join(dict.fromkeys([*EPISODE_METRICS, *sources]))
-        raise UnknownMetricError(f"--filter_metric {name}: no episode has such a number; they have {known}")
+        available = ", ".join(dict.fromkeys([*EPISODE_METRICS, *sources]))
+        raise UnknownMetricError(f"--filter_metric {name}: no episode has such a number; they have {available}")
 
-    def _keep_if_fresh(self, group: Group, iteration: int, work: _Round) -> None:
-        if self._is_fresh(group, iteration):
-            work.kept.append(group)
-        else:
-            work.dropped["stale"] += 1
+    def _keep_fresh(self, groups: Sequence[Group], iteration: int, work: _Round) -> None:
+        """Add the groups that are fresh enough for an iteration to those kept; count the others."""
+        fresh = [group for group in groups if self._is_fresh(group, iteration)]
+        work.kept += fresh
+        work.dropped["stale"] += len(groups) - len(fresh)
 
     def _is_fresh(self, group: Group, iteration: int) -> bool:
         return iteration - group.created_iteration <= self._filters.max_group_staleness
@@ -324,8 +319,7 @@ class GroupCollector:
     def _finish(self, iteration: int, work: _Round, *, complete: bool) -> Collected:
         """Train on the first `quota` groups; the others are carried over unless they become stale."""
         surplus = _Round(iteration)
-        for group in work.kept[self._quota :]:
-            self._keep_if_fresh(group, iteration + 1, surplus)
+        self._keep_fresh(work.kept[self._quota :], iteration + 1, surplus)
         self._carried = surplus.kept
         work.dropped["stale"] += surplus.dropped["stale"]
         chosen = work.kept[: self._quota]

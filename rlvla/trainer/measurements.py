@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -57,15 +58,15 @@ def measure_rollout(
     strategy: DeepspeedStrategy,
     tasks: Sequence[TaskSpec] = (),
     *,
-    known: Container[str] = (TOTAL_REWARD,),
+    measured: Container[str] = (TOTAL_REWARD,),
 ) -> None:
     """Add metrics of all episodes played, those that are not trained on too; of each task if there are several.
 
-    `known` are metrics that the algorithm has measured: the total reward is added if it is not among them.
+    `measured`: names of the algorithm's metrics; the total reward is added unless it is one of them.
     """
-    measured = stats.as_metrics()
-    metrics.total({name: measured.pop(name) for name in SUMMED})
-    metrics.mean(measured, 1.0)
+    of_rollout = stats.as_metrics()
+    metrics.total({name: of_rollout.pop(name) for name in SUMMED})
+    metrics.mean(of_rollout, 1.0)
     n = len(samples)
     sums: dict[str, float] = {
         "rollout/success_at_end": sum(s.success_at_end for s in samples),
@@ -79,10 +80,10 @@ def measure_rollout(
     if samples and samples[0].simulator_at_end is not None:  # a judge detected success
         pairs = [(s.success_at_end, bool(s.simulator_at_end)) for s in samples]
         of_rewards |= {
-            "rollout/simulator_success_at_end": sum(own for _, own in pairs),
+            "rollout/simulator_success_at_end": sum(simulator for _, simulator in pairs),
             "rollout/simulator_success_once": sum(bool(s.simulator_once) for s in samples),
-            "rollout/success_judge_only": sum(judge and not own for judge, own in pairs),
-            "rollout/success_simulator_only": sum(own and not judge for judge, own in pairs),
+            "rollout/success_judge_only": sum(judge and not simulator for judge, simulator in pairs),
+            "rollout/success_simulator_only": sum(simulator and not judge for judge, simulator in pairs),
             "rollout/success_unanswered": sum(s.unanswered for s in samples),
         }
     # Not every episode needs to report the same numbers.
@@ -91,10 +92,10 @@ def measure_rollout(
         for name, number in sample.reward_info.items():
             reported.setdefault(f"reward/{name}", []).append(number)
     # A rank without episodes does not know the names, but all ranks must declare the same ones.
-    for part in strategy.gather_objects([list(of_rewards), list(reported)]):
-        of_rewards = dict.fromkeys(part[0], 0.0) | of_rewards
-        reported = {name: [] for name in part[1]} | reported
-    if TOTAL_REWARD not in known:
+    for reward_names, info_names in strategy.gather_objects([list(of_rewards), list(reported)]):
+        of_rewards = dict.fromkeys(reward_names, 0.0) | of_rewards
+        reported = {name: [] for name in info_names} | reported
+    if TOTAL_REWARD not in measured:
         sums[TOTAL_REWARD] = sum(s.score for s in samples)
     metrics.mean({name: value / max(1, n) for name, value in (sums | of_rewards).items()}, n)
     if len(tasks) > 1:
@@ -138,11 +139,11 @@ def iteration_line(
         "actor steps left out": ("actor/skipped_steps", ".0f"),
         "critic steps left out": ("critic/skipped_steps", ".0f"),
     }
-    parts = [f"{label} {metrics[name]:{form}}" for label, (name, form) in shown.items() if name in metrics]
+    entries = [f"{label} {metrics[name]:{form}}" for label, (name, form) in shown.items() if name in metrics]
     phases = [name for name in ("rollout", "update") if f"timing_s/{name}" in metrics]
     times = ", ".join(f"{name} {metrics[f'timing_s/{name}']:.1f} s" for name in phases)
     left = f"; {duration(metrics['timing_s/left'])} left" if metrics.get("timing_s/left") else ""
-    return f"iteration {iteration}/{total}: {', '.join([*parts, *_reward_troubles(metrics)])} ({times}{left})"
+    return f"iteration {iteration}/{total}: {', '.join([*entries, *_reward_troubles(metrics)])} ({times}{left})"
 
 
 def _reward_troubles(metrics: Mapping[str, float]) -> list[str]:
@@ -197,7 +198,9 @@ class Throughput(Observer):
             metrics.total({"_update/peak": self._peak, "_update/flops": 0.0})
             metrics.derived(
                 "perf/update_mfu",
-                lambda known: known["_update/flops"] / max(1e-9, known["_update/seconds"] * known["_update/peak"]),
+                lambda reduced: (
+                    reduced["_update/flops"] / max(1e-9, reduced["_update/seconds"] * reduced["_update/peak"])
+                ),
             )
 
     def measure_memory(self, metrics: Metrics) -> None:
@@ -219,10 +222,11 @@ class Throughput(Observer):
     def _rates(phase: str, seconds: float, metrics: Metrics) -> None:
         metrics.maximum({f"_{phase}/seconds": seconds})
         for unit in ("decisions", "tokens"):
-            work, time = f"_{phase}/{unit}", f"_{phase}/seconds"
-            metrics.derived(
-                f"perf/{phase}_{unit}_per_s", lambda known, work=work, time=time: known[work] / max(1e-9, known[time])
-            )
+            metrics.derived(f"perf/{phase}_{unit}_per_s", partial(_rate, f"_{phase}/{unit}", f"_{phase}/seconds"))
+
+
+def _rate(work: str, seconds: str, reduced: dict[str, float]) -> float:
+    return reduced[work] / max(1e-9, reduced[seconds])
 
 
 class Stopwatch:

@@ -7,6 +7,7 @@ Nothing is inferred from names.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Protocol
 
 import torch
@@ -16,7 +17,7 @@ Value = float | Tensor
 
 
 class Collectives(Protocol):
-    """What the reduction needs of a strategy."""
+    """The collective operation of the reduction."""
 
     def all_reduce(self, values: dict[str, float], op: str = "mean") -> dict[str, float]:
         """Reduce named numbers over the ranks."""
@@ -80,7 +81,7 @@ class Metrics:
         self.mean({f"_{name}/square": entries.square().mean() if some else 0.0}, len(entries))
         self.maximum({f"{name}/max": entries.max() if some else -float("inf")})
         self.minimum({f"{name}/min": entries.min() if some else float("inf")})
-        self.derived(f"{name}/std", lambda known: _variance(known, name) ** 0.5)
+        self.derived(f"{name}/std", lambda reduced: _variance(reduced, name) ** 0.5)
 
     def derived(self, name: str, function: Callable[[dict[str, float]], float]) -> None:
         """Declare a metric computed from reduced ones, in order of declaration; left out if one of them is missing."""
@@ -94,36 +95,34 @@ class Metrics:
         """
         sums = strategy.all_reduce(_sorted(self._sums), "sum")
         weights = strategy.all_reduce(_sorted(self._weights), "sum")
-        known = {name: sums[name] / weights[name] for name in sums if weights[name]}
-        known |= strategy.all_reduce(_sorted(self._totals), "sum")
+        reduced = {name: sums[name] / weights[name] for name in sums if weights[name]}
+        reduced |= strategy.all_reduce(_sorted(self._totals), "sum")
         for extremes, op in ((self._maxima, "max"), (self._minima, "min")):
-            reduced = strategy.all_reduce(_sorted(extremes), op)
-            known |= {name: value for name, value in reduced.items() if abs(value) != float("inf")}
+            values = strategy.all_reduce(_sorted(extremes), op)
+            reduced |= {name: value for name, value in values.items() if abs(value) != float("inf")}
         for name, function in self._derived.items():
-            try:
-                known[name] = function(known)
-            except KeyError:
-                continue
-        return {name: value for name, value in known.items() if not name.startswith("_")}
+            with suppress(KeyError):
+                reduced[name] = function(reduced)
+        return {name: value for name, value in reduced.items() if not name.startswith("_")}
 
     def _declare(self, name: str, reduction: str) -> None:
-        known = self._reduction.setdefault(name, reduction)
-        if known != reduction:
-            raise ValueError(f"metric '{name}' was declared as {known} before and as {reduction} now")
+        declared = self._reduction.setdefault(name, reduction)
+        if declared != reduction:
+            raise ValueError(f"metric '{name}' was declared as {declared} before and as {reduction} now")
 
 
 def explained_variance(values: str, errors: str) -> Callable[[dict[str, float]], float]:
     """For `Metrics.derived`: 1 - Var(errors) / Var(values) of two distributions; 0 if the values do not vary."""
 
-    def derive(known: dict[str, float]) -> float:
-        total = _variance(known, values)
-        return 1.0 - _variance(known, errors) / total if total > 1e-8 else 0.0
+    def derive(reduced: dict[str, float]) -> float:
+        total = _variance(reduced, values)
+        return 1.0 - _variance(reduced, errors) / total if total > 1e-8 else 0.0
 
     return derive
 
 
-def _variance(known: dict[str, float], name: str) -> float:
-    return max(0.0, known[f"_{name}/square"] - known[f"{name}/mean"] ** 2)
+def _variance(reduced: dict[str, float], name: str) -> float:
+    return max(0.0, reduced[f"_{name}/square"] - reduced[f"{name}/mean"] ** 2)
 
 
 def _sorted(values: dict[str, float]) -> dict[str, float]:

@@ -34,73 +34,55 @@ def learner_gamma(algorithm: AlgorithmConfig) -> float:
 def reward_problems(
     config: RewardConfig, algorithm: AlgorithmConfig, tasks: Sequence[TaskSpec], success: SuccessConfig | None = None
 ) -> list[Problem]:
-    """Everything wrong with the reward sources: in themselves, for the tasks, and for the algorithm."""
+    """Problems of the reward sources: of their settings, and with the tasks or the algorithm."""
     problems: list[Problem] = []
-
-    def report(flag: str, reason: str, text: str) -> None:
-        problems.append(Problem(flag, reason, text))
-
     try:
         plan = RewardPlan.from_config(config, success)
         problems += plan.problems(tasks)
         plan.close()
     except ConfigError as error:
         problems += error.problems
-    source = SIMULATOR if success is None else success.success_source
+    detector = SIMULATOR if success is None else success.success_source
     sparse = any(ships_with_rlvla(task.suite) and not task.dense_reward for task in tasks)
     native = [name for name in map(component_of, config.reward) if name in ("env", "env_progress")]
-    if sparse and source != SIMULATOR and native:
-        report(
-            "reward",
-            "no_effect",
+    if sparse and detector != SIMULATOR and native:
+        text = (
             f"--reward {native[0]} pays where the simulator's success ends an episode, which it does not with "
-            f"--success_source {source}; take success:1.0 instead",
+            f"--success_source {detector}; take success:1.0 instead"
         )
+        problems.append(Problem("reward", "no_effect", text))
     gamma = learner_gamma(algorithm)
     if config.gamma_shaping is not None and config.gamma_shaping != gamma:
         discounts = "gamma" in algorithm.estimator_parameters
         source = "--gamma" if discounts else f"{algorithm.advantage_estimator} compares whole episodes"
-        report(
-            "gamma_shaping",
-            "contradiction",
+        text = (
             f"--gamma_shaping {config.gamma_shaping} must equal the learner's discount, {gamma} ({source}); otherwise "
-            "shaping changes which policy is best",
+            "shaping changes which policy is best"
         )
-    if _shapes(config) and gamma < 1 and algorithm.advantage_level != "action":
-        report(
-            "advantage_level",
-            "contradiction",
+        problems.append(Problem("gamma_shaping", "contradiction", text))
+    sources = {spec.partition(":")[0] for spec in config.reward}
+    vlm_potential = "vlm" in sources and config.vlm_progress_term == "potential"
+    shapes = vlm_potential or ("rm" in sources and config.rm_mode == "hybrid")
+    if shapes and gamma < 1 and algorithm.advantage_level != "action":
+        text = (
             f"--advantage_level {algorithm.advantage_level}: shaping discounts per environment step; take action, or "
-            "--gamma 1",
+            "--gamma 1"
         )
-    if _vlm_potential(config) and algorithm.one_advantage_per_episode:
-        report(
-            "vlm_progress_term",
-            "contradiction",
+        problems.append(Problem("advantage_level", "contradiction", text))
+    if vlm_potential and algorithm.one_advantage_per_episode:
+        text = (
             f"--vlm_progress_term potential adds up to the same for all episodes of an initial state, and "
             f"--advantage_estimator {algorithm.advantage_estimator} compares their sums: nothing would be learned from "
-            "it; take --vlm_progress_term delta",
+            "it; take --vlm_progress_term delta"
         )
+        problems.append(Problem("vlm_progress_term", "contradiction", text))
     if config.dynamic_truncation and learner_needs_critic(algorithm) and not algorithm.bootstrap_truncated:
-        report(
-            "dynamic_truncation",
-            "contradiction",
+        text = (
             "--dynamic_truncation with --no-bootstrap_truncated would count an episode that was cut short as worth "
-            "nothing more; leave one of them out",
+            "nothing more; leave one of them out"
         )
+        problems.append(Problem("dynamic_truncation", "contradiction", text))
     return problems
-
-
-def _shapes(config: RewardConfig) -> bool:
-    return ("rm" in _sources(config) and config.rm_mode == "hybrid") or _vlm_potential(config)
-
-
-def _vlm_potential(config: RewardConfig) -> bool:
-    return "vlm" in _sources(config) and config.vlm_progress_term == "potential"
-
-
-def _sources(config: RewardConfig) -> set[str]:
-    return {spec.partition(":")[0] for spec in config.reward}
 
 
 def waits_on_host(strategy: StrategyConfig, optimization: OptimizationConfig) -> bool:
@@ -127,22 +109,20 @@ def configure_for_learner(
     """
     needs_critic = learner_needs_critic(algorithm)
     bootstraps = needs_critic and algorithm.bootstrap_truncated
-    judge = [] if plan.success is None else [plan.success.judge]
-    for source in [*plan.sources.values(), *judge]:
-        if hasattr(source, "gamma"):
-            source.gamma = learner_gamma(algorithm)
-        if hasattr(source, "device"):
-            source.device = device
-        if hasattr(source, "waits_on_host"):
-            source.waits_on_host = waits_on_host
-        if hasattr(source, "bf16"):
-            source.bf16 = bf16
-        if hasattr(source, "truncation_ends"):
-            # The potential of a reward machine is largest at the goal, so without a critic a truncated episode may keep
-            # the potential it has reached. A model's estimate near the goal could exceed the reward of success.
-            source.truncation_ends = needs_critic and not bootstraps
-        if hasattr(source, "bootstraps"):
-            source.bootstraps = bootstraps
+    settings = {
+        "gamma": learner_gamma(algorithm),
+        "device": device,
+        "waits_on_host": waits_on_host,
+        "bf16": bf16,
+        # The potential of a reward machine is largest at the goal, so without a critic a truncated episode may keep
+        # the potential it has reached. A model's estimate near the goal could exceed the reward of success.
+        "truncation_ends": needs_critic and not bootstraps,
+        "bootstraps": bootstraps,
+    }
+    for source in [*plan.sources.values(), *([] if plan.success is None else [plan.success.judge])]:
+        for name, value in settings.items():
+            if hasattr(source, name):
+                setattr(source, name, value)
 
 
 @register_reward("rm_model")
@@ -228,11 +208,11 @@ class RewardModelSource:
         model = self._model_on_device()
         frames = [(sample.env_images, sample.env_proprio, sample.instruction) for sample in waiting]
         if self._pay == "final":
-            last = [(images[-1:], None if state is None else state[-1:], words) for images, state, words in frames]
+            last = [(images[-1:], None if state is None else state[-1:], text) for images, state, text in frames]
             paid: list[SampleReward] = [float(p) for p in self._predict(model.success_probability, last)]
         else:
             progress = self._predict(model.progress, frames).split([len(images) for images, _, _ in frames])
-            paid = [_judged(sample, each.numpy()) for sample, each in zip(waiting, progress)]
+            paid = [_progress_rewards(sample, each.numpy()) for sample, each in zip(waiting, progress)]
         self.put_away()
         return paid
 
@@ -259,19 +239,20 @@ class RewardModelSource:
         has_proprio = episodes[0][1] is not None
         state = torch.cat([state for _, state, _ in episodes if state is not None]).numpy() if has_proprio else None
         images, proprio = self._model.prepare(torch.cat([images for images, _, _ in episodes]).numpy(), state)
-        words = [instruction for images, _, instruction in episodes for _ in range(len(images))]
+        instructions = [instruction for images, _, instruction in episodes for _ in range(len(images))]
         answers = []
         for start in range(0, len(images), self._batch):
             rows = slice(start, start + self._batch)
-            part = None if proprio is None else torch.from_numpy(proprio[rows])
-            batch = Experience(images=torch.from_numpy(images[rows]), proprio=part, instructions=words[rows])
+            state_rows = None if proprio is None else torch.from_numpy(proprio[rows])
+            frames = torch.from_numpy(images[rows])
+            batch = Experience(images=frames, proprio=state_rows, instructions=instructions[rows])
             answers.append(predict(batch.to(self.device)).cpu())
         return torch.cat(answers)
 
 
 @register_success_source("rm_model")
 class RewardModelSuccess:
-    """A learned reward model as the judge of success; the frames of all episodes that wait are scored together.
+    """Success detection by a learned reward model, for the frames of all waiting episodes together.
 
     The model goes to the device with the first frame of a rollout and stays there until the last episode is over.
 
@@ -326,11 +307,11 @@ class RewardModelSuccess:
         return answer
 
 
-def _judged(sample: Sample, progress: np.ndarray) -> NamedNumbers:
+def _progress_rewards(sample: Sample, progress: np.ndarray) -> NamedNumbers:
     """Change of progress [S + 1] over each decision, at its last executed step, and the progress itself."""
     executed = sample.executed.sum(1).numpy()
     rewards = np.zeros(int(executed.sum()))
     rewards[executed.cumsum() - 1] = np.diff(progress)
     steps = [0, *executed.cumsum().tolist()]
-    known = [(step, min(1.0, max(0.0, float(value)))) for step, value in zip(steps, progress)]
-    return NamedNumbers(rewards, {}, tuple(scores_of_progress(known)))
+    clamped = [(step, min(1.0, max(0.0, float(value)))) for step, value in zip(steps, progress)]
+    return NamedNumbers(rewards, {}, tuple(scores_of_progress(clamped)))

@@ -61,7 +61,7 @@ def correct_rollout(
 
 @dataclass(frozen=True)
 class Interpolation:
-    """Old log-probs and weights from those of rollout and training, without a pass of the policy before the update.
+    """Old log-probs interpolated between rollout and training, without a forward pass before the update.
 
     Attributes:
         correction: the importance weights.
@@ -158,7 +158,7 @@ def _deviation(differences: Tensor, metrics: Metrics) -> None:
     some = len(differences) > 0
     moments = {mean: differences.mean() if some else 0.0, square: differences.square().mean() if some else 0.0}
     metrics.mean(moments, len(differences))
-    metrics.derived(f"{PREFIX}/probs_diff_std", lambda known: max(0.0, known[square] - known[mean] ** 2) ** 0.5)
+    metrics.derived(f"{PREFIX}/probs_diff_std", lambda reduced: max(0.0, reduced[square] - reduced[mean] ** 2) ** 0.5)
 
 
 def _effective_share(weights: Tensor, mask: Tensor, name: str, metrics: Metrics) -> None:
@@ -171,5 +171,8 @@ def _effective_share(weights: Tensor, mask: Tensor, name: str, metrics: Metrics)
     }
     metrics.mean(ingredients, len(valid))
     metrics.derived(
-        name, lambda known: known[f"_{name}/first"] ** 2 / known[f"_{name}/second"] if known[f"_{name}/second"] else 0.0
+        name,
+        lambda reduced: (
+            reduced[f"_{name}/first"] ** 2 / reduced[f"_{name}/second"] if reduced[f"_{name}/second"] else 0.0
+        ),
     )

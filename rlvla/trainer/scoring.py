@@ -123,11 +123,11 @@ class ModelPasses:
         size = self._batch.micro_rollout_batch_size
         count = int(self._strategy.all_reduce({"n": -(-len(rows) // size)}, "max")["n"])
         with torch.no_grad():
-            parts = [
+            outputs = [
                 {name: value.cpu() for name, value in forward(micro).items()}
                 for micro in micro_batches(rows, size, count)
             ]
-        return {name: torch.cat([part[name] for part in parts])[: len(rows)] for name in parts[0]}
+        return {name: torch.cat([output[name] for output in outputs])[: len(rows)] for name in outputs[0]}
 
 
 def critic_values(engine: Engine, rows: Experience) -> Tensor:
@@ -139,11 +139,11 @@ def critic_values(engine: Engine, rows: Experience) -> Tensor:
 
 def last_observations(samples: Sequence[Sample]) -> Experience:
     """The observation after the last action of each episode (at least one) as rows with empty masks."""
-    has_proprio = samples[0].last_proprio is not None
+    proprio = [sample.last_proprio for sample in samples if sample.last_proprio is not None]
     blank = torch.zeros(len(samples), samples[0].log_probs.shape[1], dtype=torch.bool)
     return Experience(
         images=torch.stack([sample.last_images for sample in samples]),
-        proprio=torch.stack([sample.last_proprio for sample in samples]) if has_proprio else None,
+        proprio=torch.stack(proprio) if proprio else None,
         instructions=[sample.last_instruction for sample in samples],
         action_mask=blank,
         policy_mask=blank,

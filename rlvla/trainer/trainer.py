@@ -470,7 +470,7 @@ class Trainer:
     def _report(self, rollout: Rollout, values: dict[str, float], metrics: Metrics, elapsed: float) -> None:
         """Count the iteration, log its metrics, and print a line."""
         self._restore_folder()
-        measure_rollout(rollout.samples, rollout.stats, metrics, self.strategy, self.tasks, known=values)
+        measure_rollout(rollout.samples, rollout.stats, metrics, self.strategy, self.tasks, measured=values)
         metrics.total({"episodes": rollout.num_episodes})
         metrics.mean({"timing_s/iteration": elapsed, "timing_s/wait_for_rollout": self.player.waited_s}, 1.0)
         self._throughput.measure_memory(metrics)

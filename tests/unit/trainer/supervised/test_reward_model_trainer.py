@@ -32,7 +32,7 @@ from rlvla.rewards import RewardConfig, RewardPlan, SuccessConfig
 from rlvla.rollout import EpisodeRequest, RolloutEngine
 from rlvla.trainer.algorithm_config import AlgorithmConfig
 from rlvla.trainer.config import OptimizationConfig
-from rlvla.trainer.reward_sources import _judged, configure_for_learner, rm_model, waits_on_host
+from rlvla.trainer.reward_sources import _progress_rewards, configure_for_learner, rm_model, waits_on_host
 from rlvla.trainer.supervised import reward_model_trainer
 from rlvla.trainer.supervised.config import RewardModelConfig
 from rlvla.trainer.supervised.reward_model_trainer import (
@@ -331,7 +331,7 @@ def progress_of(model: RewardModel, image: torch.Tensor, sample: Sample) -> floa
 
 def test_changes_are_paid_at_the_last_step_of_a_decision() -> None:
     sample = make_sample({"rm_model": np.zeros((2, 2))}, [2, 1])
-    judged = _judged(sample, np.array([0.1, 0.4, 0.3]))
+    judged = _progress_rewards(sample, np.array([0.1, 0.4, 0.3]))
     assert judged.reward == pytest.approx([0, 0.3, -0.1])
     assert list(judged.scores) == [(2, 1.0, pytest.approx(0.4)), (3, 0.0, pytest.approx(0.3))]
 
