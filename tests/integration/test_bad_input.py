@@ -551,7 +551,7 @@ def test_flags_that_nothing_would_read_or_that_contradict(
         ([*GRPO, "--gamma", "0.9"], "--gamma 0.9: --advantage_estimator grpo does not use it; leave it out"),
         (
             ["--num_episodes", "65"],
-            "--num_episodes 65 is no multiple of the 64 episodes of an iteration; give 64 or 128",
+            "--num_episodes 65 is not a multiple of the 64 episodes of an iteration; give 64 or 128",
         ),
         (["--cov_low", "6", "--policy_loss", "clip_cov"], "--cov_low 6.0 exceeds --cov_high 5.0; swap them"),
         (

@@ -83,10 +83,10 @@ REFUSED = {
     "nothing to steer": (["--pretrain", "none"], "--policy dsrl needs --pretrain"),
     "images": (["--read_images"], "sees what its flow policy sees"),
     "demonstrations": (["--demos", "nowhere"], "hold actions, not the noise"),
-    "another policy": (["--policy", "gaussian"], "--policy gaussian has no flow policy"),
+    "another policy": (["--policy", "gaussian"], "--policy is gaussian"),
     "chunk": (["--action_chunk_len", "3"], "--action_chunk_len 3"),
     "proprio": (["--no-use_proprio"], "--use_proprio"),
-    "choice": (["--choice_exploration", "5"], "--policy dsrl does not read it"),
+    "choice": (["--choice_exploration", "5"], "--policy is dsrl"),
     "capacity": (["--replay_capacity", "4"], "an episode takes up to 5 rows"),
     "range": (["--noise_range", "0"], "noise_range"),
     "primitives": (

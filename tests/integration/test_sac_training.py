@@ -251,7 +251,7 @@ REFUSED = {
     "silent judge": (
         ["--replay_priority", "vlm", "--replay_score_source", "rm_model", "--reward", "success", "rm_model:0"]
         + ["--rm_model_path", "nowhere", "--rm_model_pay", "final"],
-        "says nothing of single decisions",
+        "does not score single decisions",
     ),
     "critics of no use": (["--save_value_network"], "of no use to another"),
     "choice": (["--choice_exploration", "5"], "--choice_exploration 5: --policy is gaussian"),

@@ -76,14 +76,14 @@ def check(flags: SACRun) -> CheckedSAC:
 
 def _batch_problems(flags: SACRun) -> list[Problem]:
     """Numbers of episodes and rows that do not fit each other."""
-    batch, found = flags.batch, rank_problems(flags) + length_problems(flags)
+    batch, problems = flags.batch, rank_problems(flags) + length_problems(flags)
     if batch.random_episodes >= batch.num_episodes:
         text = (
             f"--random_episodes {batch.random_episodes} leaves none of the --num_episodes {batch.num_episodes} to "
             "learn in; take fewer"
         )
-        found.append(Problem("random_episodes", "out_of_range", text))
-    return found
+        problems.append(Problem("random_episodes", "out_of_range", text))
+    return problems
 
 
 def _no_state(problem: Problem, suite: str, sac: SACConfig) -> Problem:
@@ -101,7 +101,7 @@ def _check_environment(flags: SACRun) -> tuple[CheckedSAC | None, list[Problem]]
     """Environment, tasks and sizes of the networks, and all problems with them."""
     if flags.sac.policy == DSRL:
         return _check_with_base(flags)
-    shown, sac, found = flags.env.completed({}), flags.sac, list[str | Problem]()
+    shown, sac, problems = flags.env.completed({}), flags.sac, list[str | Problem]()
     unasked = shown.use_proprio is None
     if unasked:
         shown = replace(shown, use_proprio=not sac.read_images or sac.critic_state)
@@ -110,31 +110,31 @@ def _check_environment(flags: SACRun) -> tuple[CheckedSAC | None, list[Problem]]
         resolved, more = resolve_env(env, flags.split, flags.schedule.eval_episodes, trains=True)
         env, tasks, shown_tasks = resolved.config, resolved.tasks, shown.tasks()
         shown = shown.numbered(tasks)
-        found += more
+        problems += more
     except ConfigError as error:
         return None, [_no_state(p, shown.suite, sac) if unasked else p for p in error.problems]
-    found += _task_problems(flags, shown, shown_tasks) + _view_problems(flags, env, privileged)
-    found += success_problems(flags.env, env, flags.success.success_source)
-    found += sampler_problems(flags.batch, tasks, flags.split, flags.run.seed)
+    problems += _task_problems(flags, shown, shown_tasks) + _view_problems(flags, env, privileged)
+    problems += success_problems(flags.env, env, flags.success.success_source)
+    problems += sampler_problems(flags.batch, tasks, flags.split, flags.run.seed)
     try:
         asked = StateInput.from_config(flags.rewards, tasks)
     except ConfigError as error:
-        return None, as_problems([*found, *error.problems])
-    if found:
-        return None, as_problems(found)
+        return None, as_problems([*problems, *error.problems])
+    if problems:
+        return None, as_problems(problems)
     width = asked.settings.width if asked is not None else 0
     config = _sizes(flags, env, tasks, tasks[0].proprio_dim + width if env.use_proprio else 0, width)
-    found += _goal_problems(flags, tasks)
-    found += [Problem(None, "mismatch", text) for text in config.problems()]
+    problems += _goal_problems(flags, tasks)
+    problems += [Problem(None, "mismatch", text) for text in config.problems()]
     view = None
     if privileged:
         less, more_of_it = tasks[0].proprio_dim, shown_tasks[0].proprio_dim
         view = CriticView(more_of_it + width, (*range(less), *range(more_of_it, more_of_it + width)))
     checkpoint = SoftActorCheckpoint(Path(flags.run.save_path) / "policy", config, new=True, view=view)
     state_input, more = state_input_of({}, flags.rewards, checkpoint.spec, tasks)
-    found += more
-    if found:
-        return None, as_problems(found)
+    problems += more
+    if problems:
+        return None, as_problems(problems)
     stored = config if view is None else view.stored_config(config)
     demos, more = _demonstrations(flags, env, tasks, stored)
     if more:
@@ -168,19 +168,20 @@ def _view_problems(flags: SACRun, env: EnvConfig, privileged: Mapping[str, Any])
 
 
 def _check_with_base(flags: SACRun) -> tuple[CheckedSAC | None, list[Problem]]:
-    """`_check_environment` where a flow policy decides what is seen and executed."""
+    """`_check_environment` with the observations and actions of a flow policy."""
     if noise_problems(flags):  # reported already
         return None, []
-    run, found = check_base(flags)
+    run, problems = check_base(flags)
     if run is None:
-        return None, found
-    found += sampler_problems(flags.batch, run.tasks, flags.split, flags.run.seed)
-    found += _capacity_problems(flags, run.tasks, run.spec.action_chunk_len)
-    return (None, found) if found else (CheckedSAC(run, None), [])
+        return None, problems
+    problems += sampler_problems(flags.batch, run.tasks, flags.split, flags.run.seed)
+    problems += _capacity_problems(flags, run.tasks, run.spec.action_chunk_len)
+    return (None, problems) if problems else (CheckedSAC(run, None), [])
 
 
 def _sizes(flags: SACRun, env: EnvConfig, tasks: Sequence[TaskSpec], proprio_dim: int, states: int) -> SoftActorConfig:
     sac = flags.sac
+    assert sac.action_chunk_len is not None  # see `SACRun.completed`
     varies = len(tasks) > 1 or any("{" in task.instruction for task in tasks)
     task, cameras = tasks[0], len(env.camera_names) if sac.read_images else 0
     return SoftActorConfig(
@@ -210,34 +211,35 @@ def _goal_problems(flags: SACRun, tasks: Sequence[TaskSpec]) -> list[Problem]:
 
 def _task_problems(flags: SACRun, env: EnvConfig, tasks: Sequence[TaskSpec]) -> list[Problem]:
     """Tasks whose actions or observations do not fit the policy, or each other."""
-    found, suite = [], env.suite
+    problems, suite = [], env.suite
     for what in ("action_dim", "proprio_dim", "primitives"):
         if len({getattr(task, what) for task in tasks}) > 1:
             text = f"the tasks of {suite} differ in {what}; choose some that agree with --task_ids"
-            found.append(Problem("task_ids", "mismatch", text))
+            problems.append(Problem("task_ids", "mismatch", text))
     offers = bool(tasks[0].primitives)
     if flags.sac.policy == "primitives" and not offers:
         text = "--policy primitives: the environment has none; robosuite has with --action_space primitives"
-        found.append(Problem("policy", "unavailable", text))
+        problems.append(Problem("policy", "unavailable", text))
     if flags.sac.policy == "gaussian" and offers:
         text = "--policy gaussian: the environment takes action primitives; give --policy primitives"
-        found.append(Problem("policy", "mismatch", text))
+        problems.append(Problem("policy", "mismatch", text))
     if flags.sac.policy == "primitives" and "action_chunk_len" in flags.given:
         text = "--action_chunk_len: a primitive takes as many steps as it needs; leave it out"
-        found.append(Problem("action_chunk_len", "no_effect", text))
+        problems.append(Problem("action_chunk_len", "no_effect", text))
     if flags.sac.read_images and not env.camera_names:
-        found.append(
+        problems.append(
             Problem("read_images", "needs_flag", "--read_images: there are no cameras; name some with --cameras")
         )
     if not flags.sac.read_images and not env.use_proprio:
         text = "without --read_images the policy reads proprio; leave --no-use_proprio out, or give --read_images"
-        found.append(Problem("use_proprio", "contradiction", text))
-    found += _capacity_problems(flags, tasks, 1 if offers else flags.sac.action_chunk_len)
+        problems.append(Problem("use_proprio", "contradiction", text))
+    assert flags.sac.action_chunk_len is not None  # see `SACRun.completed`
+    problems += _capacity_problems(flags, tasks, 1 if offers else flags.sac.action_chunk_len)
     limits = {task.action_limit for task in tasks}
     if limits != {1.0} and not offers:
         text = f"actions of {suite} go to {max(limits):g}; those of --policy gaussian lie in -1..1"
-        found.append(Problem("task_suite_name", "mismatch", text))
-    return found
+        problems.append(Problem("task_suite_name", "mismatch", text))
+    return problems
 
 
 def _capacity_problems(flags: SACRun, tasks: Sequence[TaskSpec], chunk: int) -> list[Problem]:
@@ -266,29 +268,29 @@ def _demonstrations(
         demos = read_demonstrations(path, env.camera_names)
     except ConfigError as error:
         return None, [p.of_flag("demos") for p in error.problems]
-    found = mismatch_with_policy(demos, path, soft_actor_spec(config), "the policy")
-    found += flags.split.problems(tasks, flags.schedule.eval_episodes, demos.states_learned_from)
-    found = [p.of_flag("demos") for p in found]
-    found += heldout_problems(flags.split.heldout_tasks, env, (), demos.states_learned_from, path)
+    problems = mismatch_with_policy(demos, path, soft_actor_spec(config), "the policy")
+    problems += flags.split.problems(tasks, flags.schedule.eval_episodes, demos.states_learned_from)
+    problems = [p.of_flag("demos") for p in problems]
+    problems += heldout_problems(flags.split.heldout_tasks, env, (), demos.states_learned_from, path)
     if len(demos.actions) < launched_world_size():
         text = f"--demos {path}: {len(demos.actions)} episodes are fewer than the {launched_world_size()} ranks"
-        found.append(Problem("demos", "too_few", text))
+        problems.append(Problem("demos", "too_few", text))
     if not any(demos.success):
         text = f"--demos {path}: none of the episodes ended in success, and nothing else of their rewards is known"
-        found.append(Problem("demos", "mismatch", text))
-    known = ("success",) if any(task.dense_reward for task in tasks) else ("success", "env")
-    other = [spec for spec in flags.rewards.reward if source_of(component_of(spec))[0] not in known]
+        problems.append(Problem("demos", "mismatch", text))
+    rewarded = ("success",) if any(task.dense_reward for task in tasks) else ("success", "env")
+    other = [spec for spec in flags.rewards.reward if source_of(component_of(spec))[0] not in rewarded]
     if demos.decision_steps is not None:
         text = f"--demos {path}: recorded at decisions only; chunks of actions may begin at every step"
-        found.append(Problem("demos", "mismatch", text))
+        problems.append(Problem("demos", "mismatch", text))
     if flags.rewards.rm_state_input == "prompt":
         text = "--demos: what a machine would say of demonstrations is not known; leave --rm_state_input out"
-        found.append(Problem("demos", "contradiction", text))
+        problems.append(Problem("demos", "contradiction", text))
     if flags.rewards.reward_schedule or flags.rewards.reward_pretrain:
         text = "--demos: demonstrations are paid once, for success; leave --reward_schedule and --reward_pretrain out"
-        found.append(Problem("demos", "contradiction", text))
+        problems.append(Problem("demos", "contradiction", text))
     paid = [spec for spec in other if parse_rewards([spec])[component_of(spec)]]
     if paid:
         text = f"--demos: what {', '.join(paid)} would pay for demonstrations is not known; take success alone"
-        found.append(Problem("demos", "contradiction", f"{text}, or give it weight 0"))
-    return demos, found
+        problems.append(Problem("demos", "contradiction", f"{text}, or give it weight 0"))
+    return demos, problems

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 from rlvla.checkpoints.policy_folder import recorded_environment
@@ -14,13 +14,12 @@ from rlvla.commands.setup import CheckedRun, check_run
 from rlvla.models.config import PolicyConfig
 from rlvla.models.dsrl.family import new_dsrl
 from rlvla.trainer.off_policy.config import DSRL
-from rlvla.utils.cli.flags import as_typed
 from rlvla.utils.data_files import read_json
 from rlvla.utils.errors import ConfigError, Problem
 
 
 def with_base_folder(flags: SACRun) -> SACRun:
-    """The flags with the `policy_folder` of --pretrain; a resumed run keeps what it started from.
+    """The flags with the `policy_folder` of --pretrain; a resumed run keeps its initial one.
 
     Raises:
         ConfigError: as in `policy_folder`.
@@ -36,25 +35,20 @@ def with_base_folder(flags: SACRun) -> SACRun:
 
 
 def noise_problems(flags: SACRun) -> list[Problem]:
-    """Flags that `--policy dsrl` needs, or does not read, and those that only it reads."""
-    noise, found = flags.noise, []
+    """Flags that `--policy dsrl` needs or does not read."""
+    noise, problems = flags.noise, list[Problem]()
     if flags.sac.policy != DSRL:
-        for field in fields(noise):
-            value = getattr(noise, field.name)
-            if value != field.default:
-                text = f"{as_typed(field.name, value)}: --policy {flags.sac.policy} has no flow policy; leave it out"
-                found.append(Problem(field.name, "no_effect", text))
-        return found
+        return []
     if noise.pretrain is None:
         text = "--policy dsrl needs --pretrain, the folder of the flow policy whose noise it chooses"
-        found.append(Problem("pretrain", "needs_flag", text))
+        problems.append(Problem("pretrain", "needs_flag", text))
     if flags.sac.read_images:
         text = "--read_images: --policy dsrl sees what its flow policy sees; leave it out"
-        found.append(Problem("read_images", "no_effect", text))
+        problems.append(Problem("read_images", "no_effect", text))
     if flags.replay.demos is not None:
         text = "--demos: demonstrations hold actions, not the noise that --policy dsrl chooses; leave it out"
-        found.append(Problem("demos", "contradiction", text))
-    return found
+        problems.append(Problem("demos", "contradiction", text))
+    return problems
 
 
 def check_base(flags: SACRun) -> tuple[CheckedRun | None, list[Problem]]:
@@ -66,10 +60,16 @@ def check_base(flags: SACRun) -> tuple[CheckedRun | None, list[Problem]]:
         if flags.env.completed(recorded_environment(folder)).tasks()[0].primitives:
             text = "--policy dsrl: the environment takes action primitives, its flow policy gives actions"
             return None, [Problem("policy", "mismatch", f"{text}; take --policy primitives")]
-    parts = (flags.env, flags.split, flags.schedule.eval_episodes, flags.rewards, flags.success)
-    run, found = check_run(PolicyConfig(**settings), *parts)
+    run, problems = check_run(
+        PolicyConfig(**settings),
+        flags.env,
+        flags.split,
+        flags.schedule.eval_episodes,
+        rewards=flags.rewards,
+        success=flags.success,
+    )
     if run is None:
-        return None, found
+        return None, problems
     try:
         actor = new_dsrl(
             Path(flags.run.save_path) / "policy",

@@ -49,7 +49,7 @@ class SACRun(TrainingRun):
     unselected: Mapping[str, Any] = field(default_factory=dict)
 
     def completed(self) -> SACRun:
-        """With the defaults that depend on what acts."""
+        """With the defaults that depend on --policy."""
         dsrl = self.sac.policy == DSRL
         missing = {
             name: {f: DEFAULTS[f][not dsrl] for f in DEFAULTS if getattr(getattr(self, name), f, 0) is None}

@@ -30,6 +30,7 @@ def learner_problems(flags: SACRun) -> list[Problem]:
 
 def _number_problems(flags: SACRun) -> Iterator[Problem]:
     sac, replay, strategy = flags.sac, flags.replay, flags.strategy
+    assert sac.n_critics is not None  # see `SACRun.completed`
     if sac.target_critics > sac.n_critics:
         text = f"--target_critics {sac.target_critics} of --n_critics {sac.n_critics}: there are not so many"
         yield Problem("target_critics", "out_of_range", text)
@@ -72,7 +73,7 @@ def _score_problems(flags: SACRun) -> Iterator[Problem]:
         "vlm": not question_named(rewards.vlm_scorer).measures_progress and f"--vlm_scorer {rewards.vlm_scorer}",
     }
     if why := at_the_end.get(source):
-        text = f"--replay_score_source {source}: with {why} it says nothing of single decisions"
+        text = f"--replay_score_source {source}: with {why} it does not score single decisions"
         yield Problem("replay_score_source", "contradiction", text)
 
 

@@ -1,1 +1,1 @@
-"""What all reinforcement-learning runs share: checks of folders and flags, resuming, the summary."""
+"""The common parts of reinforcement-learning runs: checks of folders and flags, resuming, the summary."""

@@ -1,4 +1,4 @@
-"""Flags of a run that plays while it trains (`--async_rollout`): what follows from them, and their checks."""
+"""Flags of asynchronous rollouts (`--async_rollout`): resolution of defaults, and checks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def correction_of(flags: PPORun) -> CorrectionConfig:
-    """The correction with what --rollout_is auto stands for: with decisions of older weights icepop, else none."""
+    """The correction with --rollout_is auto resolved: icepop if decisions of older weights are trained on, else none."""
     if flags.correction.rollout_is != AUTO:
         return flags.correction
-    weighted = flags.asynchronous.plays_ahead and learner_scores(flags.algorithm) in ("log_probs", "step_log_probs")
-    chosen = {"rollout_is": "icepop", "rollout_is_low": 0.2, "rollout_is_high": 5.0} if weighted else {}
-    return replace(flags.correction, **({"rollout_is": "none"} | chosen))
+    if flags.asynchronous.plays_ahead and learner_scores(flags.algorithm) in ("log_probs", "step_log_probs"):
+        return replace(flags.correction, rollout_is="icepop", rollout_is_low=0.2, rollout_is_high=5.0)
+    return replace(flags.correction, rollout_is="none")
 
 
 def async_problems(flags: PPORun) -> list[Problem]:
@@ -59,7 +59,7 @@ def async_problems(flags: PPORun) -> list[Problem]:
 
 
 def _interpolation_problems(flags: PPORun) -> list[Problem]:
-    """What needs log-probs of the policy before the update, over all decisions of the iteration."""
+    """Settings that need a forward pass of the policy over all decisions before the update."""
     algorithm, correction, value = flags.algorithm, flags.correction, flags.asynchronous.proximal
     if learner_scores(algorithm) not in ("log_probs", "step_log_probs"):
         loss = f"--policy_loss {algorithm.policy_loss}" if algorithm.algorithm == "ppo" else "--algorithm nft"
@@ -83,6 +83,6 @@ def _interpolation_problems(flags: PPORun) -> list[Problem]:
             "contradiction",
             (f"--proximal {value} makes no pass of the policy before the update, and {flag} needs one; leave one out"),
         )
-        for flag, wanted in needs.items()
-        if wanted
+        for flag, needs_pass in needs.items()
+        if needs_pass
     ]

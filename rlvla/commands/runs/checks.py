@@ -1,4 +1,4 @@
-"""Checks of what all reinforcement-learning runs share: lengths, folders, resuming, and what may change then."""
+"""Checks of all reinforcement-learning runs: lengths, folders, resuming, flags changed since the start."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FREE_FLAGS = {
 
 
 def flag_problems(flags: TrainingRun, batch: list[Problem], learner: list[Problem]) -> list[Problem]:
-    """Problems of the flags by themselves; `batch` and `learner` are those of the command.
+    """Problems of the flags alone; `batch` and `learner` are problems found by the command.
 
     Raises:
         MissingExtraError: a flag needs a package that is not installed.
@@ -38,7 +38,8 @@ def flag_problems(flags: TrainingRun, batch: list[Problem], learner: list[Proble
     problems = [p for group in flags.groups.values() for p in range_problems(group)]
     learner = [*no_effect_problems(flags.groups.values(), flags.unselected, flags.given), *learner]
     out_of_range = {p.flag for p in problems}  # reported once is enough
-    problems += [*batch, *_worker_problems(flags), *flags.strategy.problems()]
+    problems += [*batch, *flags.strategy.problems()]
+    problems += flags.workers.problems(flags.env.env_python, policies_on_ray=flags.policies_on_ray)
     problems += [p for p in learner if p.flag not in out_of_range]
     if writable(problems):
         problems += folder_problems(flags) + resume_problems(flags)
@@ -47,10 +48,6 @@ def flag_problems(flags: TrainingRun, batch: list[Problem], learner: list[Proble
     if flags.schedule.use_wandb:
         require("wandb", extra="wandb")
     return problems
-
-
-def _worker_problems(flags: TrainingRun) -> list[Problem]:
-    return flags.workers.problems(flags.env.env_python, policies_on_ray=flags.policies_on_ray)
 
 
 def writable(problems: Iterable[Problem]) -> bool:
@@ -71,29 +68,28 @@ def rank_problems(flags: TrainingRun) -> list[Problem]:
 
 def length_problems(flags: TrainingRun) -> list[Problem]:
     """Episodes that make no whole iterations, and iterations beyond the end of the run."""
-    batch, schedule, found = flags.batch, flags.schedule, []
+    batch, schedule, problems = flags.batch, flags.schedule, []
     episodes = batch.episodes_per_iteration
     if episodes < 1:
         return []  # already reported
     if batch.num_episodes < episodes:
         text = f"--num_episodes {batch.num_episodes} is less than one iteration of {episodes} episodes"
-        found.append(Problem("num_episodes", "too_few", text))
+        problems.append(Problem("num_episodes", "too_few", text))
     elif batch.num_episodes % episodes:
         below = batch.num_episodes // episodes * episodes
-        near = {"episodes": episodes, "below": below, "above": below + episodes}
         text = (
-            f"--num_episodes {batch.num_episodes} is no multiple of the {episodes} episodes of an "
+            f"--num_episodes {batch.num_episodes} is not a multiple of the {episodes} episodes of an "
             f"iteration; give {below} or {below + episodes}"
         )
-        found.append(Problem("num_episodes", "not_divisible", text))
+        problems.append(Problem("num_episodes", "not_divisible", text))
     late = " ".join(str(number) for number in schedule.profile_steps if number > batch.iterations)
     if late:
         text = f"--profile_steps {late}: the run has {batch.iterations} iterations, counted from 1; name some of these"
-        found.append(Problem("profile_steps", "out_of_range", text))
+        problems.append(Problem("profile_steps", "out_of_range", text))
     if schedule.profile_steps and schedule.val_only:
         text = "--profile_steps records training, and --val_only leaves it out; give one of the two"
-        found.append(Problem("profile_steps", "contradiction", text))
-    return found
+        problems.append(Problem("profile_steps", "contradiction", text))
+    return problems
 
 
 def folder_problems(flags: TrainingRun) -> list[Problem]:
@@ -125,9 +121,9 @@ def changed_flags(flags: TrainingRun, setting: CheckedRun) -> list[Problem]:
             continue
         for name, value in now.items():
             # Flags have moved between groups, and the run may be older than some of them.
-            known = before.get(group, {}).get(name, elsewhere.get(name, defaults[group].get(name)))
-            if name not in _FREE_FLAGS and known != value:
-                text = f"--{name} {value}: the run in {flags.run.save_path} was started with {known}"
+            started_with = before.get(group, {}).get(name, elsewhere.get(name, defaults[group].get(name)))
+            if name not in _FREE_FLAGS and started_with != value:
+                text = f"--{name} {value}: the run in {flags.run.save_path} was started with {started_with}"
                 problems.append(Problem(name, "changed", f"{text}; repeat that, or name another --save_path"))
     return problems
 
@@ -147,11 +143,11 @@ def resume_problems(flags: TrainingRun) -> list[Problem]:
     """The folder to resume must have been written by this command, because its policy/ will be replaced."""
     folder, asked = Path(flags.run.save_path), flags.run.load_checkpoint
     if isinstance(asked, str):
-        known = [path.name for path in list_checkpoints(flags.ckpt_path)]
-        if asked not in known:
+        names = [path.name for path in list_checkpoints(flags.ckpt_path)]
+        if asked not in names:
             text = (
                 f"--load_checkpoint {asked}: there is no such checkpoint in {flags.ckpt_path}; there are: "
-                f"{', '.join(known) or 'none'}"
+                f"{', '.join(names) or 'none'}"
             )
             return [Problem("load_checkpoint", "unknown_name", text)]
     if evaluates_a_checkpoint(flags) and not list_checkpoints(flags.ckpt_path):
@@ -171,7 +167,7 @@ def evaluates_a_checkpoint(flags: TrainingRun) -> bool:
 
 
 def nothing_to_evaluate(flags: TrainingRun) -> Problem:
-    """That there is no checkpoint to evaluate."""
+    """The problem of a missing checkpoint to evaluate."""
     text = (
         f"--val_only --load_checkpoint: there is no checkpoint in {flags.ckpt_path}; name the run with"
         " --save_path, or leave out --load_checkpoint to evaluate --pretrain"
@@ -180,7 +176,7 @@ def nothing_to_evaluate(flags: TrainingRun) -> Problem:
 
 
 def _defaults(flags: TrainingRun, setting: CheckedRun) -> dict[str, dict[str, Any]]:
-    """What `describe` returns if no flag is given except the suite."""
+    """`describe` of the default flags, except for the suite."""
     defaults = {name: as_flat_dict(type(group)()) for name, group in flags.groups.items()}
     defaults["env"] = EnvConfig(task_suite_name=setting.env.task_suite_name).as_dict()
     plain: dict[str, dict[str, Any]] = json.loads(json.dumps(defaults))

@@ -55,12 +55,12 @@ def run_compare(config: CompareConfig) -> None:
     if problems:
         raise ConfigError(problems)
     groups = grouped(read_runs(config.runs))
-    found = differences(groups)
+    compared = differences(groups)
     show("\n".join(f"{letter_of(number)}: {group.name}" for number, group in enumerate(groups)))
     show(f"\n{table(RUN_HEADERS, run_rows(groups))}")
     show(f"\n{table(GROUP_HEADERS, group_rows(groups))}")
-    if found:
-        show(f"\n{table(DIFFERENCE_HEADERS, difference_rows(found))}")
+    if compared:
+        show(f"\n{table(DIFFERENCE_HEADERS, difference_rows(compared))}")
     if config.report is None:
         return
     folder = Path(config.report)
@@ -78,7 +78,7 @@ def run_compare(config: CompareConfig) -> None:
             }
             for number, group in enumerate(groups)
         ],
-        "differences": [asdict(difference) for difference in found],
+        "differences": [asdict(difference) for difference in compared],
     }
     write_json(folder / FIGURES_FILE, figures)
     write_atomic(folder / PAGE_FILE, render_runs_page(groups).encode(errors="replace"))

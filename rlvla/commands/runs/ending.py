@@ -54,7 +54,7 @@ def conclude(trainer: Trainer, flags: TrainingRun, save_path: Path) -> None:
 
 
 def _merged(evaluations: list[dict[str, Any]], file: Path) -> list[dict[str, Any]]:
-    """The evaluations in a file, by iteration, with the last of `evaluations` and what else the file lacks."""
+    """The evaluations in a file merged with `evaluations`, by iteration; only the last of these replaces one."""
     merged = {entry["iteration"]: entry for entry in evaluations}
     with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):  # no file, or a damaged one
         recorded = json.loads(file.read_text(encoding="utf-8"))

@@ -90,7 +90,8 @@ class TrainingRun:
         for group in groups.values():
             unselected |= unselected_options(group, namespace)
         groups["env"] = groups["env"].with_suite_flags(namespace)
-        return cls(**groups, given=getattr(namespace, "given", frozenset()), unselected=unselected)
+        create: Callable[..., Self] = cls
+        return create(**groups, given=getattr(namespace, "given", frozenset()), unselected=unselected)
 
     @property
     def policies_on_ray(self) -> bool:

@@ -1,4 +1,4 @@
-"""What supervised training shows before it starts."""
+"""Header of supervised training."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def supervised_header(
     demos: Demonstrations,
     strategy: DeepspeedStrategy,
 ) -> str:
-    """What is trained, on what, for how long, and where the result goes."""
+    """Header of the run: model, data, task, length, folder."""
     trained, all_weights = trainable_and_all(model)
     start = f"new, {run.pretrain}" if is_new(run.pretrain) else run.pretrain
-    told = sorted(set(demos.instructions))
+    instructions = sorted(set(demos.instructions))
     rows = {
         "model": f"{start}; {count(all_weights)} parameters, {count(trained)} of them trained",
         "data": f"{' '.join(run.demos)}; {len(demos.actions):,} episodes with {demos.num_rows:,} decisions",
-        "task": told[0] if len(told) == 1 else f"{len(told)} instructions, the first: {told[0]}",
+        "task": instructions[0] if len(instructions) == 1 else f"{len(instructions)} instructions, the first: {instructions[0]}",
         "training": f"epochs: {config.max_epochs}, batch size over all ranks: {config.train_batch_size}",
         "ranks": strategy.described,
         "folder": run.save_path,

@@ -1,4 +1,4 @@
-"""The course of every reinforcement-learning run: workers, run folder, resuming, training."""
+"""The stages of every reinforcement-learning run: workers, run folder, resuming, training."""
 
 from __future__ import annotations
 
@@ -31,15 +31,18 @@ def started(flags: TrainingRun, setting: CheckedRun) -> Iterator[tuple[WatchedPo
     """The environment workers, and the signals that ask to stop; everything random is seeded."""
     quiet_libraries()
     signals, modules = StopSignals(), modules_with_suites(flags.custom)
-    parts = (flags.run.num_envs, setting.played_env, setting.tasks[0], modules, flags.workers)
-    with signals.caught(), start_workers(*parts) as pool:
+    num_envs, task = flags.run.num_envs, setting.tasks[0]
+    with (
+        signals.caught(),
+        start_workers(num_envs, setting.played_env, task, custom_modules=modules, config=flags.workers) as pool,
+    ):
         seed_everything(flags.run.seed)
         yield pool, signals
 
 
 @contextmanager
 def run_folder(flags: TrainingRun, setting: CheckedRun, strategy: DeepspeedStrategy) -> Iterator[Path]:
-    """The run folder, locked, with the flags; the evaluation of a checkpoint leaves those of its training there."""
+    """Lock the run folder and record the flags in it, unless a checkpoint is only evaluated."""
     save_path = Path(flags.run.save_path)
     with claimed_run_folder(save_path, strategy, flags.ckpt_path), resume_hint(lambda: newest_checkpoint(flags)):
         if strategy.is_main and not evaluates_a_checkpoint(flags):
@@ -65,10 +68,10 @@ def begin(trainer: Trainer, flags: TrainingRun) -> None:
 
 
 def train(trainer: Trainer, flags: TrainingRun, plan: RewardPlan, header: str) -> None:
-    """Show the header, train, and conclude; results that could not be saved are reported after that.
+    """Show the header, train, and conclude.
 
     Raises:
-        SaveError: the run has ended, and what it has learned could not be written.
+        SaveError: after the end of the run, if its results could not be written.
     """
     folder, is_main, unsaved = Path(flags.run.save_path), trainer.strategy.is_main, None
     followed = is_main and flags.schedule.live

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 SAC_NAME = "sac"  # of the learner
 DSRL = "dsrl"
-ASKED_AGAIN = "vlm"  # the judge that may answer otherwise a second time, or for the first time
+ASKED_AGAIN = "vlm"  # reward source whose scores may change when requested again
 POLICIES = ("primitives", "gaussian", DSRL)
-# Where a default depends on what acts: flag -> (that of dsrl, that of the others).
+# Defaults that depend on --policy: flag -> (dsrl, others).
 DEFAULTS = {
     "action_chunk_len": (None, 1),
     "utd_ratio": (20.0, 1.0),
@@ -51,6 +51,7 @@ def _not_drawn_by(*priorities: str) -> Condition:
     return Condition(lambda flags: flags["replay_priority"] not in priorities, text)
 
 
+_DSRL, _PRIMITIVES = equals("policy", DSRL), equals("policy", "primitives")
 _BY_PRIORITY = _not_drawn_by("uniform")
 _BY_SCORE = _not_drawn_by("uniform", "td")
 _BY_BOTH = _not_drawn_by("uniform", "td", "vlm")
@@ -80,18 +81,18 @@ class SACBatchConfig(LoopBatchConfig):
     rollout_batch_size: int = arg(16, "episodes per iteration, over all ranks", minimum=1, essential=True)
     random_episodes: int = arg(
         64,
-        "begin with this many episodes of random actions, over all ranks; learning starts after them, and so does the "
-        "normalisation of proprio, which is theirs",
+        "initial episodes with random actions, over all ranks; updates start after them, with proprio normalized by "
+        "their statistics",
         minimum=0,
     )
     train_batch_size: int = arg(256, "decisions per update, over all ranks", minimum=2, essential=True)
     utd_ratio: float | None = arg(
         None,
-        "updates of the critics per decision that was played (update-to-data ratio) (default: 1; dsrl: 20)",
+        "critic updates per decision played (update-to-data ratio) (default: 1; dsrl: 20)",
         above=0,
         essential=True,
     )
-    actor_interval: int = arg(1, "updates of the critics per update of actor and temperature", minimum=1)
+    actor_interval: int = arg(1, "critic updates per update of actor and temperatures", minimum=1)
 
 
 @dataclass(frozen=True)
@@ -100,9 +101,9 @@ class SACConfig:
 
     policy: str = arg(
         "gaussian",
-        "what acts: primitives (a choice of action primitive and its parameters, where the suite offers them: "
+        "policy: primitives (a choice of action primitive and its parameters, where the suite offers them: "
         "robosuite with --action_space primitives), gaussian (chunks of actions) or dsrl (the flow policy of "
-        "--pretrain, from noise that is chosen)",
+        "--pretrain, started from learned noise)",
         choices=POLICIES,
         essential=True,
     )
@@ -137,17 +138,19 @@ class SACConfig:
     gamma: float = arg(0.99, "discount per environment step", minimum=0, maximum=1, essential=True)
     n_step: int = arg(1, "decisions whose rewards are summed before a target bootstraps", minimum=1, maximum=1000)
     n_critics: int | None = arg(None, "critics (RLPD: 10) (default: 2; dsrl: 10)", minimum=1, maximum=1000)
-    target_critics: int = arg(2, "critics, drawn anew for each update, whose smallest value is the target", minimum=1)
+    target_critics: int = arg(
+        2, "size of the random subset of critics whose minimum is the TD target, redrawn for each update", minimum=1
+    )
     actor_reduction: str | None = arg(
         None,
-        "the actor climbs the smallest value of the critics, or their mean (RLPD) (default: min; dsrl: mean)",
+        "the actor loss uses the minimum or the mean (RLPD) over critics (default: min; dsrl: mean)",
         choices=CRITIC_REDUCTIONS,
     )
-    entropy_in_target: bool = arg(True, "the targets count the entropy to come (RLPD: not)")
-    tau: float = arg(0.005, "share by which the target networks follow at each update", above=0, maximum=1)
+    entropy_in_target: bool = arg(True, "include the entropy bonus in TD targets (RLPD: off)")
+    tau: float = arg(0.005, "soft update rate of the target networks", above=0, maximum=1)
     actor_learning_rate: float = arg(3e-4, "learning rate of the actor", minimum=0, essential=True)
     critic_learning_rate: float = arg(3e-4, "learning rate of the critics", minimum=0)
-    temperature_learning_rate: float = arg(3e-4, "learning rate of the temperatures; 0: they stay", minimum=0)
+    temperature_learning_rate: float = arg(3e-4, "learning rate of the temperatures; 0: fixed temperatures", minimum=0)
     init_temperature: float = arg(0.1, "temperature of the entropy at the start (RLPD: 1)", above=0)
     target_entropy: float | None = arg(
         None,
@@ -159,80 +162,82 @@ class SACConfig:
         "target of the entropy of the choice of primitive: this times the largest",
         minimum=0,
         maximum=1,
-        read_if=equals("policy", "primitives"),
+        read_if=_PRIMITIVES,
     )
     choice_exploration: int = arg(
         0,
-        "primitives: until this many episodes have been played, the primitive is drawn at random, and only its "
-        "parameters come from the policy, so that all are learned before one is preferred",
+        "primitives: number of initial episodes with uniformly drawn primitives and parameters from the policy, so "
+        "that all primitives are learned before one is preferred",
         minimum=0,
-        read_if=equals("policy", "primitives"),
+        read_if=_PRIMITIVES,
     )
     reward_scale: float = arg(1.0, "factor on all rewards", above=0)
 
 
 @dataclass(frozen=True)
 class NoiseConfig:
-    """The flow policy of `--policy dsrl`, and the noise that is chosen for it."""
+    """The flow policy of `--policy dsrl`, and the range of its initial noise."""
 
     pretrain: str | None = arg(
         None,
-        "dsrl: checkpoint folder of the flow policy, which stays as it is",
+        "dsrl: checkpoint folder of the flow policy, which is not trained",
         metavar="DIR",
         essential=True,
         aliases=("model_name_or_path",),
+        read_if=_DSRL,
     )
     unnorm_key: str | None = arg(
-        None, "dsrl: entry of its dataset statistics (default: the suite's name, or the only one)", metavar="KEY"
+        None,
+        "dsrl: entry of its dataset statistics (default: the suite's name, or the only one)",
+        metavar="KEY",
+        read_if=_DSRL,
     )
-    camera_map: tuple[str, ...] = arg((), CAMERA_MAP_HELP, nargs="+", metavar="CAMERA=FEATURE")
-    platform: str | None = arg(None, PLATFORM_HELP, choices=tuple(PLATFORMS))
+    camera_map: tuple[str, ...] = arg((), CAMERA_MAP_HELP, nargs="+", metavar="CAMERA=FEATURE", read_if=_DSRL)
+    platform: str | None = arg(None, PLATFORM_HELP, choices=tuple(PLATFORMS), read_if=_DSRL)
     flow_steps: int | None = arg(
-        None, "dsrl: denoising steps (default: the checkpoint's)", minimum=1, maximum=MAX_FLOW_STEPS
+        None, "dsrl: denoising steps (default: the checkpoint's)", minimum=1, maximum=MAX_FLOW_STEPS, read_if=_DSRL
     )
-    noise_range: float = arg(1.0, "dsrl: chosen noise lies between minus this and this", above=0, maximum=10)
-    repeat_noise: bool = arg(False, "dsrl: choose one noise for all actions of a chunk instead of one for each")
+    noise_range: float = arg(1.0, "dsrl: the noise lies in [-x, x] for this x", above=0, maximum=10, read_if=_DSRL)
+    repeat_noise: bool = arg(False, "dsrl: the same noise for all actions of a chunk", read_if=_DSRL)
 
     @property
     def of_the_base(self) -> dict[str, Any]:
         """Settings with which the flow policy is loaded, by the names of `PolicyConfig`."""
-        own = ("noise_range", "repeat_noise")
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in own}
+        learned = ("noise_range", "repeat_noise")
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in learned}
 
 
 @dataclass(frozen=True)
 class ReplayConfig:
-    """What is kept of the episodes, and what is drawn from it."""
+    """Replay buffer: capacity, priorities, rescoring, hindsight, demonstrations."""
 
     replay_capacity: int = arg(
         100_000, "decisions that the replay buffer of a rank holds, one more for each episode", minimum=2
     )
     replay_eviction: str = arg(
         "fifo",
-        "the episodes that leave a full buffer: fifo (the oldest) or value (of the least priority, never the newest "
-        "10 %)",
+        "eviction from a full buffer: fifo (oldest episodes) or value (lowest priority, never the newest 10 %)",
         choices=("fifo", "value"),
     )
     replay_priority: str = arg(
         "uniform",
-        "what makes a decision likely to be drawn: uniform, td (its TD error), vlm (the score of a judge) or hybrid "
-        "(both)",
+        "sampling priority of a decision: uniform, td (its TD error), vlm (its score by a judge) or hybrid (both)",
         choices=priority_names,
     )
     replay_score_source: str | None = arg(
         None,
-        "vlm, hybrid: whose scores count, a source of --reward that judges on the way: rm (progress of the reward "
-        "machine), rm_model or vlm; with weight 0 it only scores",
+        "vlm, hybrid: reward source that scores decisions: rm (progress of the reward machine), rm_model or vlm; with "
+        "weight 0 in --reward it only scores",
         metavar="SOURCE",
         read_if=_BY_SCORE,
     )
     replay_combine: str = arg(
-        "additive", "hybrid: how both are combined", choices=("product", "additive"), read_if=_BY_BOTH
+        "additive", "hybrid: combination of score and TD error", choices=("product", "additive"), read_if=_BY_BOTH
     )
     replay_alpha: float = arg(0.6, "exponent of the priorities", minimum=0, read_if=_BY_PRIORITY)
     replay_vlm_weight: float = arg(0.5, "hybrid: weight of the judge's score", minimum=0, read_if=_BY_BOTH)
     replay_td_weight: float = arg(0.5, "hybrid: weight of the TD error", minimum=0, read_if=_BY_BOTH)
-    replay_max_td_error: float = arg(20.0, "larger TD errors count as this one", above=0, read_if=_BY_PRIORITY)
+    replay_max_td_error: float = arg(20.0, "TD errors are clipped to this", above=0, read_if=_BY_PRIORITY)
     replay_eps: float | None = arg(
         None, "keeps priorities above 0 (default: 1e-6 for products, 1e-2 for sums)", above=0, read_if=_BY_PRIORITY
     )
@@ -268,21 +273,20 @@ class ReplayConfig:
     )
     replay_refresh_interval: int = arg(
         0,
-        "compute TD errors again that are older than this many updates, the oldest first; 0: only when a decision is "
-        "drawn",
+        "recompute TD errors older than this many updates, oldest first; 0: only when a decision is drawn",
         minimum=0,
         read_if=_BY_PRIORITY,
     )
     replay_refresh_budget: int = arg(
         1024,
-        "--replay_refresh_interval: decisions per iteration and rank at most",
+        "--replay_refresh_interval: maximum number of decisions per iteration and rank",
         minimum=1,
         read_if=given("replay_refresh_interval"),
     )
     replay_rescore_interval: int = arg(
         0,
-        "--replay_score_source vlm and --read_images: ask again about decisions without a score, and about those whose "
-        "score is older than so many updates, while the next episodes are played; 0: never",
+        "--replay_score_source vlm and --read_images: request scores again that are missing or older than this many "
+        "updates, while the next episodes are played; 0: never",
         minimum=0,
     )
     replay_rescore_budget: int = arg(
@@ -293,8 +297,8 @@ class ReplayConfig:
     )
     her_ratio: float = arg(
         0.0,
-        "hindsight: how many copies of an episode are stored, on average, as if a state of the reward machine that it "
-        "reached had been the goal (--rm_state_input proprio)",
+        "hindsight: mean number of relabelled copies per episode, with a state of the reward machine that it reached "
+        "as the goal (--rm_state_input proprio)",
         minimum=0,
         maximum=10,
     )
@@ -306,15 +310,17 @@ class ReplayConfig:
         read_if=given("her_ratio"),
     )
     replay_stratified: bool = arg(
-        True, "draw one decision from each of equal segments; off: independent draws", read_if=_BY_PRIORITY
+        True,
+        "stratified sampling: one decision from each of equal segments; off: independent draws",
+        read_if=_BY_PRIORITY,
     )
     demos: str | None = arg(
         None,
-        "demonstrations that are in every batch, in any format that train_sft_vla.py reads",
+        "demonstrations that are part of every batch, in any format that train_sft_vla.py reads",
         metavar="PATH",
         essential=True,
     )
-    demo_share: float = arg(0.5, "--demos: their share of each batch (RLPD)", above=0, below=1)
+    demo_share: float = arg(0.5, "--demos: fraction of each batch drawn from them (RLPD)", above=0, below=1)
 
     @property
     def priority_settings(self) -> PrioritySettings:

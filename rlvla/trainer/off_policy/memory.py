@@ -125,7 +125,7 @@ class Memory:
             columns: dict[str, Any] = {"action": sample.trace["action"].numpy(), **observed}
             if self._actor.stored_sizes.text_width:
                 instructions = [*sample.decision_instructions, sample.last_instruction]
-                columns["sentence"] = self._sentence_ids(instructions)
+                columns["sentence"] = self.sentence_ids(instructions)
             if self._config.replay_rescore_interval:
                 columns[TASK] = np.full(sample.num_decisions, sample.task_id, np.int32)
             if self._actor.stored_sizes.goals:
@@ -144,7 +144,7 @@ class Memory:
             episodes += [episode, *(relabel(sample, episode) if relabel is not None else ())]
         self.buffer.append(episodes, now=now)
 
-    def _sentence_ids(self, instructions: Sequence[str]) -> np.ndarray:
+    def sentence_ids(self, instructions: Sequence[str]) -> np.ndarray:
         """Indices [N] int32 in `sentences`, to which new instructions are added."""
         self.sentences += [text for text in dict.fromkeys(instructions) if text not in self.sentences]
         return np.array([self.sentences.index(text) for text in instructions], np.int32)
@@ -214,7 +214,7 @@ class Memory:
     def _demonstrated(self, demos: Demonstrations, name: str, index: int, starts: np.ndarray) -> np.ndarray:
         """Observations of one demonstration at its decisions and after its end; those after a success are not read."""
         if name == "sentence":
-            return self._sentence_ids([demos.instructions[index]] * (len(starts) + 1))
+            return self.sentence_ids([demos.instructions[index]] * (len(starts) + 1))
         lists = {"proprio": (demos.proprio, demos.last_proprio), "images": (demos.images, demos.last_images)}
         during, after = lists[name]
         assert during is not None
@@ -253,7 +253,7 @@ class Memory:
         for episode, other in islice(played, indices.start, indices.stop, indices.step):
             if "sentence" in episode.columns:
                 texts = [other.sentences[number] for number in np.asarray(episode.columns["sentence"], np.int64)]
-                episode = replace(episode, columns={**episode.columns, "sentence": self._sentence_ids(texts)})
+                episode = replace(episode, columns={**episode.columns, "sentence": self.sentence_ids(texts)})
             self.buffer.append([episode])
         for other in others:
             other.buffer.close()

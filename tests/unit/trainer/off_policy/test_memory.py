@@ -164,11 +164,11 @@ def test_episodes_are_taken_over_by_other_ranks(tmp_path: Path) -> None:
     old = Memory(actor, ReplayConfig(replay_capacity=100), tmp_path / "old")
     for number in range(5):
         columns = {"action": np.full((2, 1), number, "f4"), "proprio": np.full((3, 1), number, "f4")}
-        columns["sentence"] = np.full(3, old._number(f"task {number}"), "i4")
+        columns["sentence"] = old.sentence_ids([f"task {number}"] * 3)
         old.buffer.append([Episode(columns, np.ones((2, 1), "f4"), [1, 1], False, True, number)])
     state = old.save()
     new = Memory(actor, ReplayConfig(replay_capacity=100), tmp_path / "new")
-    new._number("something else")
+    new.sentence_ids(["something else"])
     new.take_over([(tmp_path / "old", state)], slice(1, None, 2))
     found = list(new.buffer.stored_episodes())
     assert [episode.init_state for episode in found] == [1, 3]
