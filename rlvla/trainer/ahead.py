@@ -1,4 +1,4 @@
-"""Playing episodes on a thread of their own while the policy is trained (`--async_rollout`).
+"""Asynchronous rollouts: a thread plays episodes while the policy is trained (`--async_rollout`).
 
 Iterations are numbered from 0. The weights that begin iteration k have version k, and episodes of iteration k may be
 played by any version from k - max_staleness on. Only one thread at a time uses the environment workers.
@@ -24,7 +24,7 @@ from rlvla.trainer.config import AsyncConfig, LoopBatchConfig
 
 _POLL_S = 0.05
 CPU = torch.device("cpu")
-_END_S = 30.0  # for what cannot be cancelled: late answers of judges
+_END_S = 30.0  # late answers of judges cannot be cancelled
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Played:
 
 @dataclass
 class _Job:
-    """Episodes to play, and what has become of them."""
+    """Requested episodes and their outcome."""
 
     iteration: int
     requests: Sequence[EpisodeRequest]
@@ -52,7 +52,7 @@ class RolloutAhead:
 
     Args:
         rollout: the rollout engine of this rank.
-        policy: plays with weights of its own; the caller closes it.
+        policy: a backend with a copy of the weights; the caller closes it.
         config: how far rollouts may run ahead.
         batch: sampling temperature, noise and number of iterations.
         device: of the policy.
@@ -77,9 +77,9 @@ class RolloutAhead:
 
     # --------------------------------------------------------- used by the trainer
     def publish(self, policy: nn.Module, version: int) -> None:
-        """Offer new weights, complete on this rank, to the episodes of jobs that have not begun.
+        """Set the weights, complete on this rank, of all jobs that have not begun.
 
-        With `partial_rollout` all decisions to come are made by them.
+        With `partial_rollout` they make all further decisions.
         """
         if version <= self._policy.newest:
             return
@@ -92,23 +92,22 @@ class RolloutAhead:
             self._policy.stage(policy, version)
 
     def submit(self, iteration: int, requests: Sequence[EpisodeRequest]) -> None:
-        """Have the first episodes of a later iteration played, after all that wait, by the newest weights there are.
+        """Queue the first episodes of a later iteration, played by the newest weights.
 
-        The caller sees to it that these are new enough: it submits iteration k + max_staleness after publishing version
-        k, at the earliest.
+        To bound the staleness, the caller submits iteration k + max_staleness only after publishing version k.
         """
         self._ahead[iteration] = job = _Job(iteration, requests)
         self._enqueue(job, len(self._waiting))
 
     def holds(self, iteration: int) -> bool:
-        """Whether first episodes of an iteration were submitted and not yet taken."""
+        """Whether an iteration was submitted and not yet taken."""
         return iteration in self._ahead
 
     def take(self, iteration: int, on_episode: Callable[[FinishedEpisode], None]) -> Played:
         """Wait for the episodes submitted for an iteration; exceptions of the rollout are raised here."""
-        found = self._wait(self._ahead[iteration], on_episode)
+        played = self._wait(self._ahead[iteration], on_episode)
         del self._ahead[iteration]
-        return found
+        return played
 
     def play(
         self,
@@ -125,7 +124,7 @@ class RolloutAhead:
 
     @contextmanager
     def idle(self, asked_to_stop: Callable[[], bool]) -> Iterator[None]:
-        """Inside the block no episodes are played ahead; those that run are finished first, unless asked to stop."""
+        """Inside the block nothing is played ahead; running episodes are finished first, unless asked to stop."""
         with self._changed:
             self._paused = True
             while self._running is not None:
@@ -139,7 +138,7 @@ class RolloutAhead:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """End the thread; episodes that run are given up, and nothing can be played afterwards."""
+        """End the thread; running episodes are discarded, and nothing can be played afterwards."""
         with self._changed:
             self._closed = self._cancelled = True
             self._changed.notify_all()
@@ -171,7 +170,7 @@ class RolloutAhead:
             played, error = None, None
             try:
                 played = self._played(job)
-            except BaseException as raised:  # again where the episodes are waited for
+            except BaseException as raised:  # raised again in `_wait`
                 error = raised
             with self._changed:
                 self._running = None

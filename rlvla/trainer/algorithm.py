@@ -126,9 +126,8 @@ class Algorithm:
         observers: their `after_step` is called for each optimizer step; set by the loop.
         uses_critic: whether a critic is loaded.
         uses_reference: whether a reference policy is loaded.
-        played_tensors: the entry of `tensors` with the weights that play, if those are not the trained ones.
-        unread: names of flags that it does not read, which are refused; "policy_loss" stands for the options of all
-            losses, too.
+        played_tensors: the entry of `tensors` with the weights of rollouts, if those are not the trained ones.
+        unread: names of unread flags, which are refused; "policy_loss" includes the options of all losses.
         scores: the `PolicySpec.scores` it trains on; `OF_POLICY_LOSS`: those of --policy_loss; None: any.
         overview: scalar -> its additional name in TensorBoard, for the most telling ones.
     """
@@ -163,9 +162,9 @@ class Algorithm:
         raise NotImplementedError
 
     def plan_ahead(self, iteration: int) -> Sequence[EpisodeRequest]:
-        """The first episodes of a later iteration, which its first `plan` names again (`--async_rollout`).
+        """The first episodes of a later iteration, which its first `plan` returns again (`--async_rollout`).
 
-        Asked in the order of the iterations, and again after a resume; checkpoints hold the answers until that `plan`.
+        Called in the order of the iterations, and again after a resume; checkpoints hold the result until that `plan`.
         An algorithm without this method cannot play ahead.
         """
         raise NotImplementedError
@@ -186,14 +185,14 @@ class Algorithm:
         raise NotImplementedError
 
     def rollout_weights(self) -> AbstractContextManager[None]:
-        """Inside the block the actor has the weights that play, are evaluated and exported; by default its own."""
+        """Inside the block the actor has the weights for rollouts, evaluation and export; by default its own."""
         return nullcontext()
 
     def interrupt(self) -> None:
         """Discard the current iteration: a signal interrupted its rollout, and it is repeated after a resume."""
 
     def is_idle(self, values: Mapping[str, float]) -> bool:
-        """Whether the metrics of an iteration say that it could not change the policy, see `--max_idle_iterations`."""
+        """Whether an iteration with these metrics could not change the policy, see `--max_idle_iterations`."""
         return False
 
     def after_step(self, step: OptimizerStep) -> None:
@@ -209,7 +208,7 @@ class Algorithm:
         """Restore a `state_dict`; `state` may contain further keys."""
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Name -> tensors by name, equal on all ranks, that checkpoints hold besides those of `engines`."""
+        """Further tensors for checkpoints besides those of `engines`: group -> name -> tensor, equal on all ranks."""
         return {}
 
     def load_tensors(self, tensors: Mapping[str, dict[str, Tensor]]) -> None:
@@ -223,7 +222,7 @@ class Algorithm:
         """Restore the `rank_state_dict` of this rank."""
 
     def checkpoint_written(self) -> None:
-        """The checkpoint with the last `rank_state_dict` is complete: what only older ones need may be given up."""
+        """Delete data that only older checkpoints need: the one with the last `rank_state_dict` is complete."""
 
     def reshard_state(self, states: Sequence[dict[str, Any]]) -> str:
         """Restore from the `rank_state_dict`s of a different number of ranks; returns a description for the log."""

@@ -280,7 +280,7 @@ class AlgorithmConfig:
 
     @property
     def one_advantage_per_episode(self) -> bool:
-        """Whether all columns of an episode have the same advantage, whatever the advantage level."""
+        """Whether all columns of an episode have the same advantage, at any advantage level."""
         return bool(ADVANTAGE_ESTIMATORS.attribute(self.advantage_estimator, "per_episode"))
 
     @property

@@ -54,7 +54,7 @@ def max_bad_steps_flag() -> Any:
 
 
 def fallback_path_flag(what: str) -> Any:
-    """The field `fallback_path` of every command that trains a model; `what` is written there."""
+    """The field `fallback_path` of every command that trains a model; `what` names the outputs written there."""
     return arg(
         None,
         f"folder on another disk that receives {what} if it cannot be written at the end",
@@ -102,7 +102,7 @@ class BasicRunConfig:
 
 @dataclass(frozen=True)
 class RunConfig(BasicRunConfig):
-    """Folders, workers and seed, and what the critic starts from."""
+    """Folders, workers, seed, and initial weights of the critic."""
 
     critic_pretrain: str | None = arg(
         None,
@@ -112,7 +112,7 @@ class RunConfig(BasicRunConfig):
     )
     critic_from: str = arg(
         "policy",
-        "what the critic starts from: policy (--critic_pretrain, or else --pretrain) or rm_model, the network of the "
+        "initial weights of the critic: policy (--critic_pretrain, or else --pretrain) or rm_model, the network of the "
         "run's reward model",
         choices=CRITIC_STARTS,
         read_if=WITH_SEPARATE_CRITIC,
@@ -120,15 +120,7 @@ class RunConfig(BasicRunConfig):
 
 
 class LoopBatchConfig(TaskSamplingConfig):
-    """Numbers of episodes that the training loop reads; defaults of learners without such flags.
-
-    Attributes:
-        num_episodes: length of the run in episodes.
-        rollout_batch_size: groups per iteration, over all ranks.
-        n_samples_per_prompt: episodes per group.
-        temperature: sampling temperature.
-        flow_noise_level_end: noise level of a flow policy in the last iteration; None: constant.
-    """
+    """Fields of `BatchConfig` that the training loop reads; defaults of learners without such flags."""
 
     num_episodes: int
     rollout_batch_size: int
@@ -220,37 +212,35 @@ _AHEAD = (
 
 @dataclass(frozen=True)
 class AsyncConfig:
-    """Playing the next episodes while the policy is trained."""
+    """Asynchronous rollouts: the next episodes are played while the policy is trained."""
 
     async_rollout: bool = arg(
         False,
-        "play the episodes of the next iterations while the policy is trained, with a copy of its weights",
+        "asynchronous rollouts: a copy of the policy plays the next iterations while the policy is trained",
     )
     max_staleness: int = arg(
         1,
-        "iterations of training that the weights of a decision may lack when it is trained on; 0: none, so that "
-        "nothing is played ahead",
+        "maximum policy lag of a decision when it is trained on, in iterations; 0: synchronous",
         minimum=0,
         maximum=1000,
         read_if=switched_on("async_rollout"),
     )
     partial_rollout: bool = arg(
         False,
-        "new weights take over in the middle of episodes, not with the next iteration of episodes",
+        "new weights are used at once, in the middle of episodes, instead of from the next iteration of episodes on",
         read_if=_AHEAD,
     )
     proximal: str = arg(
         "recompute",
-        "log-probs to which the ratio of the loss is taken: recompute, by a pass of the policy before the update; "
-        "interpolate, between those of the rollout and of the policy in training, without a pass",
+        "log-probs in the denominator of the loss's ratio: recompute (a forward pass before the update) or interpolate "
+        "(between rollout and current policy, without a pass)",
         choices=PROXIMAL,
         read_if=_AHEAD,
     )
-
     min_ess: float = arg(
         0.05,
-        "end the run once the effective sample size, as a share of the tokens (rollout_corr/ess), is below this in 3 "
-        "iterations in a row; 0: never",
+        "end the run once the effective sample size, as a fraction of the tokens (rollout_corr/ess), is below this in "
+        "3 iterations in a row; 0: never",
         minimum=0,
         below=1,
         read_if=_AHEAD,
@@ -263,12 +253,12 @@ class AsyncConfig:
 
     @property
     def iterations_ahead(self) -> int:
-        """Iterations whose episodes may be there before they are needed."""
+        """Maximum number of iterations whose episodes are played ahead."""
         return self.max_staleness if self.plays_ahead else 0
 
     @property
     def copies(self) -> int:
-        """Copies of the policy's weights: the one that plays, and one that waits while that finishes its episodes."""
+        """Copies of the policy's weights: one that plays, and one that waits until its episodes are finished."""
         return (1 + (self.max_staleness > 1 and not self.partial_rollout)) * self.plays_ahead
 
     @property
@@ -278,14 +268,7 @@ class AsyncConfig:
 
 
 class LoopOptimizationConfig:
-    """Settings of optimization that the training loop reads; defaults of learners without such flags.
-
-    Attributes:
-        freezing_actor_steps: initial iterations in which the policy is not trained.
-        ema_beta: decay of a moving average of the actor's weights; 0: no average.
-        use_ema: evaluate and export the average.
-        offload_during_rollout: keep optimizer states and all networks but the actor in host memory during rollouts.
-    """
+    """Fields of `OptimizationConfig` that the training loop reads; defaults of learners without such flags."""
 
     freezing_actor_steps: int = 0
     ema_beta: float = 0.0
@@ -306,7 +289,7 @@ class OptimizationConfig(LoopOptimizationConfig):
     critic_learning_rate: float = arg(3e-4, "peak learning rate of the critic", minimum=0, read_if=WITH_SEPARATE_CRITIC)
     lr_warmup_ratio: float = arg(
         0.0,
-        "share of the optimizer steps spent warming up",
+        "fraction of the optimizer steps spent warming up",
         minimum=0,
         maximum=1,
         aliases=("warmup_ratio", "lr_warmup_steps_ratio"),
@@ -444,8 +427,8 @@ class ScheduleConfig(LoggingConfig):
     )
     early_stop_by: str = arg(
         "evaluations",
-        "what must reach the threshold: evaluations; sampled, the success of the last training episodes with its lower "
-        "95 % bound; or either of them",
+        "estimate that must reach the threshold: evaluations; sampled, the success of the last training episodes with "
+        "its lower 95 % bound; or either of them",
         choices=EARLY_STOP_BY,
         read_if=switched_on("early_stopping"),
     )
@@ -460,8 +443,8 @@ class ScheduleConfig(LoggingConfig):
     )
     plateau_iterations: int | None = arg(
         None,
-        "report once, with the likely cause, that success has not gained in this many iterations, at least 2 (default: "
-        "as many as hold 1000 episodes, at least 5); 0: never",
+        "report a plateau once, with the likely cause: no gain in success in this many iterations, at least 2 "
+        "(default: those of 1000 episodes, at least 5); 0: never",
         minimum=0,
     )
     num_videos: int = arg(
@@ -480,15 +463,9 @@ class ScheduleConfig(LoggingConfig):
 
 
 class LoopGuardConfig:
-    """Early termination of runs that cannot learn; defaults of learners without such flags.
+    """Fields of `GuardConfig`; defaults of learners without such flags."""
 
-    Attributes:
-        check_start: end the run in its first iteration if it cannot learn; False: warn; None: no check.
-        max_idle_iterations: end the run after this many iterations in a row that change nothing; 0: never.
-        max_bad_steps: end the run after this many skipped optimizer steps in a row.
-    """
-
-    check_start: bool | None = None
+    check_start: bool | None = None  # None: no check
     max_idle_iterations: int = 0
     max_bad_steps: int
 
@@ -521,8 +498,8 @@ class TrainerConfig:
         reward_weights: returns the current weight of each reward source.
         guards: early termination of runs that cannot learn.
         optimization: moving average, offloading.
-        asynchronous: playing while training.
-        backend: where the policy runs that plays.
+        asynchronous: asynchronous rollouts.
+        backend: location of the policy during rollouts.
         shown_env: the environment of training if it shows more than that of the record, or None.
     """
 

@@ -1,4 +1,4 @@
-"""Early detection of runs that cannot learn, with the likely cause and what to try next."""
+"""Early detection of runs that cannot learn, with the likely cause and remedies."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class BadSteps:
         folder: where the batches are saved.
         limit: number of consecutive skipped steps that ends the run.
         strategy: gives the rank, which is part of the file names.
-        unit: what the `number` passed to `check` counts; part of the file names.
+        unit: unit of the `number` passed to `check`; part of the file names.
     """
 
     def __init__(self, folder: Path, limit: int, strategy: DeepspeedStrategy, unit: str = "iteration"):
@@ -151,8 +151,8 @@ class BadSteps:
             model: "actor", "critic" or "reward_model".
             norm: gradient norm, equal on all ranks.
             step: the training rows of this rank.
-            number: number of the iteration, or of what `unit` names.
-            settings: what is needed to replay the step (such as the temperature); saved with the batch.
+            number: number of the iteration, or of another `unit`.
+            settings: needed to replay the step (such as the temperature); saved with the batch.
 
         Raises:
             TrainingHalted: too many consecutive steps were skipped.
@@ -187,10 +187,10 @@ class BadSteps:
 
 
 class FewEffectiveSamples(Observer):
-    """Ends a run that plays ahead and whose policy has moved so far from the one that sampled that little counts.
+    """Ends an asynchronous run whose policy has moved too far from the one that sampled.
 
     Args:
-        config: the smallest effective sample size, as a share of the tokens.
+        config: the smallest effective sample size, as a fraction of the tokens.
     """
 
     def __init__(self, config: AsyncConfig):
@@ -216,7 +216,7 @@ class Guards(Observer):
         config: which checks are on, and their limits.
         strategy: reduces metrics over ranks.
         folder: run folder; batches of skipped steps go to its subfolder `bad_batches/`.
-        settings: saved with the batches: what a replay needs to know.
+        settings: saved with the batches, for a replay.
         is_idle: see `Algorithm.is_idle`; default: all advantages were zero.
     """
 
@@ -290,12 +290,12 @@ class Guards(Observer):
 
 @dataclass(frozen=True)
 class StoredBatch:
-    """The batch of a step that was left out, as `BadSteps` wrote it.
+    """The batch of a skipped step, as `BadSteps` wrote it.
 
     Attributes:
-        rows: of one rank.
+        rows: rows of one rank.
         model: "actor", "critic" or "reward_model".
-        settings: what a replay needs to know: "temperature", and "overrides" of the policy's folder.
+        settings: "temperature", and "overrides" of the policy's folder.
         prepared: `rows` hold observations as the networks read them; False for files of version 0.1, which hold those
             of the environment.
     """
@@ -309,14 +309,14 @@ class StoredBatch:
 def read_batch(path: Path) -> StoredBatch:
     """Read a file of `BadSteps`, also of version 0.1; errors as in `read_torch_file`."""
     content = read_torch_file(path)
-    known = {f.name for f in fields(Experience)}
+    names = {f.name for f in fields(Experience)}
     stored = content["experience"]
     since_0_2 = "action_tokens" not in stored
     if not since_0_2:
         stored["trace"] = {"tokens": stored["action_tokens"]}
         if stored.get("ref_all_log_probs") is not None:
             stored["reference"] = {"log_probs": stored["ref_all_log_probs"]}
-    rows = Experience(**{name: value for name, value in stored.items() if name in known})
+    rows = Experience(**{name: value for name, value in stored.items() if name in names})
     return StoredBatch(rows, content["model"], content["settings"], prepared=since_0_2)
 
 

@@ -174,7 +174,7 @@ class Throughput(Observer):
         self._peak = device_bf16_peak(strategy.device) if strategy.config.bf16 else None
 
     def after_rollout(self, rollout: Rollout, metrics: Metrics) -> None:
-        """Throughput of the rollout, counting all decisions of the policy, including those of failed attempts."""
+        """Throughput of the rollout over all decisions of the policy, failed attempts included."""
         samples, stats = rollout.samples, rollout.stats
         prompts = [text for sample in samples for text in sample.decision_instructions]
         length = self._length(prompts, samples[0].images.shape[1]) if prompts else 0

@@ -54,7 +54,7 @@ class Models(LoopModels):
 
     @property
     def frozen(self) -> list[nn.Module]:
-        """A reference with weights of its own."""
+        """The reference, unless it is the actor without its adapters."""
         if self.reference is None or self.reference.without_adapters:
             return []
         return [self.reference.actor]

@@ -64,13 +64,13 @@ class MirroredUpdater(Updater):
 
 @register_algorithm("nft")
 class NFT(OnPolicy):
-    """Steps that went well attract the policy, those that went badly repel it (pi-StepNFT; `mirrored_loss`).
+    """Good decisions attract the policy, bad ones repel it (pi-StepNFT; `mirrored_loss`).
 
-    The policy that plays, is evaluated and exported is a moving average of the trained one, updated once per iteration:
-    average <- decay * average + (1 - decay) * weights, so that the steps of an iteration stay close to what sampled.
+    Rollouts, evaluation and export use a moving average of the trained policy, updated once per iteration:
+    average <- decay * average + (1 - decay) * weights, so that training stays close to the policy that sampled.
 
     Attributes:
-        average: the policy that plays.
+        average: the policy of rollouts.
     """
 
     scores = "mirrored"

@@ -27,7 +27,7 @@ class Rollout:
         stats: statistics of all episodes played, including baselines.
         num_episodes: number of all episodes played, including baselines.
         start_evaluation: success at end of the initial policy and number of episodes, if it was evaluated.
-        reward_metrics: what the reward sources report of these episodes on this rank, to be summed over ranks.
+        reward_metrics: metrics of the reward sources on this rank, to be summed over ranks.
         values: metrics that are already reduced over ranks; observers may add to them.
     """
 
@@ -87,9 +87,9 @@ class RolloutDumps(Observer):
 
     Args:
         folder: parent folder of the dumps of the run.
-        rank: this process, which writes files of its own.
+        rank: this process; each writes separate files.
         env: the environment.
-        policy: defines which dimensions of the actions are normalized.
+        policy: gives the normalized dimensions of actions.
     """
 
     def __init__(self, folder: Path, rank: int, env: EnvConfig, policy: Policy):

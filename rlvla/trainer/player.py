@@ -1,4 +1,4 @@
-"""Playing the episodes of a plan with a progress bar, interruptible by a signal, before or during training."""
+"""Players: the episodes of a plan with a progress bar, interruptible by a signal, synchronously or ahead of time."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Player:
         strategy: used to stop all ranks together.
         signals: interrupt the rollout.
         batch: sampling temperature, and number of iterations.
-        backend: decides with the weights that begin an iteration; None: the policy itself decides.
+        backend: acts with the weights at the start of an iteration; None: the policy itself acts.
 
     Attributes:
         stats: statistics of all episodes of the iteration.
-        reward_metrics: what the reward sources and the backend report of them, to be summed over ranks.
-        waited_s: seconds spent waiting for them.
+        reward_metrics: metrics of the reward sources and the backend, to be summed over ranks.
+        waited_s: seconds spent waiting for the episodes.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Player:
     def play(
         self, requests: Sequence[EpisodeRequest], policy: RolloutPolicy, description: str, *, greedy: bool = False
     ) -> list[Sample]:
-        """Play the requested episodes; returns those that did not keep failing, in the order of their requests.
+        """Play the requested episodes; returns those that succeeded within the retries, in the order of their requests.
 
         Raises:
             BrokenOff: a signal was received on any rank.
@@ -109,14 +109,14 @@ class Player:
         self._rollout.rewards.start_iteration(iteration, self._batch.iterations)
 
     def play_ahead(self, algorithm: Algorithm, policy: RolloutPolicy) -> None:
-        """All episodes of the iteration are there: the next ones may be played while it is trained on."""
+        """Start playing the next episodes, after all episodes of the current iteration were received."""
 
     def idle(self) -> AbstractContextManager[None]:
-        """Inside the block no episodes are played ahead, so that the workers are free."""
+        """Inside the block nothing is played ahead, so that the workers are free."""
         return nullcontext()
 
     def close(self) -> None:
-        """Give up what is played ahead, and end the backend."""
+        """Discard episodes played ahead, and close the backend."""
         if self._backend is not None:
             self._backend.close()
 
@@ -130,12 +130,12 @@ class Player:
 
 
 class AsyncPlayer(Player):
-    """Plays all episodes on a thread, those of later iterations ahead of time.
+    """Plays all episodes on a thread, including episodes of later iterations ahead of time.
 
     Args:
         ahead: the thread.
         batch: number of iterations, and sampling temperature.
-        config: how many iterations to play ahead, and when new weights are offered.
+        config: number of iterations to play ahead, and when new weights are used.
         rollout, strategy, signals, backend: as for `Player`.
     """
 
@@ -153,7 +153,7 @@ class AsyncPlayer(Player):
         super().__init__(rollout, strategy, signals, batch, backend)
 
     def _start_rewards(self, iteration: int) -> None:
-        """The thread does it, for each iteration that it plays."""
+        """Nothing: the thread starts the iterations of the rewards."""
 
     def _played(
         self,
@@ -171,7 +171,7 @@ class AsyncPlayer(Player):
         return self._ahead.play(number, requests, on_episode, greedy=greedy)
 
     def play_ahead(self, algorithm: Algorithm, policy: Any) -> None:
-        """Have the first episodes of the next iterations played by the weights that begin this one, or newer ones."""
+        """Submit the first episodes of the next iterations, with the weights of this one or newer."""
         self._ahead.publish(policy, self._iteration)
         last = min(self._iteration + self._config.max_staleness, self._batch.iterations - 1)
         for iteration in range(self._iteration + 1, last + 1):
@@ -180,7 +180,7 @@ class AsyncPlayer(Player):
                 self._ahead.submit(iteration, requests)
 
     def idle(self) -> AbstractContextManager[None]:
-        """Finishes the episodes that are being played, unless a signal asks to stop."""
+        """Finish the running episodes first, unless a signal asks to stop."""
         return self._ahead.idle(lambda: self._signals.received != 0)
 
     def close(self) -> None:
@@ -190,7 +190,7 @@ class AsyncPlayer(Player):
 
 
 def closes_player(init: Callable[Concatenate[Any, P], None]) -> Callable[Concatenate[Any, P], None]:
-    """An `__init__` that closes `self.player` if what comes after it fails."""
+    """Decorate an `__init__` so that it closes `self.player` if it fails."""
 
     @wraps(init)
     def closing(self: Any, *args: P.args, **options: P.kwargs) -> None:
@@ -207,14 +207,14 @@ def closes_player(init: Callable[Concatenate[Any, P], None]) -> Callable[Concate
 def make_player(
     config: TrainerConfig, policy: nn.Module, rollout: RolloutEngine, strategy: DeepspeedStrategy, signals: StopSignals
 ) -> Player:
-    """The player of a run; its backend is made of the policy before DeepSpeed has changed that."""
-    shared, ahead, setup = (rollout, strategy, signals), config.asynchronous, config.backend
+    """The player of a run; call it before DeepSpeed changes the policy, of which the backend is made."""
+    ahead, setup, batch = config.asynchronous, config.backend, config.batch
     name = setup.config.rollout_backend
     if config.schedule.val_only or (name == COLOCATED and not ahead.plays_ahead):
-        return Player(*shared, config.batch)
+        return Player(rollout, strategy, signals, batch)
     setup = replace(setup, device=strategy.device, rank=strategy.rank, ranks=strategy.world_size)
     backend = ROLLOUT_BACKENDS.get(name)(policy, setup)
     if not ahead.plays_ahead:
-        return Player(*shared, config.batch, backend)
-    thread = RolloutAhead(rollout, backend, ahead, config.batch, strategy.device)
-    return AsyncPlayer(thread, config.batch, ahead, *shared, backend)
+        return Player(rollout, strategy, signals, batch, backend=backend)
+    thread = RolloutAhead(rollout, backend, ahead, batch, device=strategy.device)
+    return AsyncPlayer(thread, batch, ahead, rollout=rollout, strategy=strategy, signals=signals, backend=backend)

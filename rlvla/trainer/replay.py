@@ -123,9 +123,9 @@ class MicroBatchPlanner:
             size = self._batch.micro_train_batch_size
             return consecutive(len(step), size, self._agree(-(-len(step) // size)))
         sizes = self._row_tokens(step)
-        parts = balancing.micro_batches(sizes, self._batch.train_max_tokens_per_gpu)
-        parts += [[] for _ in range(self._agree(len(parts)) - len(parts))]
-        return [torch.tensor(part, dtype=torch.long) for part in parts]
+        plan = balancing.micro_batches(sizes, self._batch.train_max_tokens_per_gpu)
+        plan += [[] for _ in range(self._agree(len(plan)) - len(plan))]
+        return [torch.tensor(rows, dtype=torch.long) for rows in plan]
 
     def measure_balance(self, before: Experience, after: Experience, metrics: Metrics) -> None:
         """Tokens of the step on each rank, as collected and after `spread`: extremes, mean and largest difference.
@@ -164,24 +164,24 @@ class MicroBatchPlanner:
         # The placeholder for an empty batch (see `Experience.take`) has no tokens and stays where it is.
         tokens = self._row_tokens(step) if bool(step.action_mask.any()) else [0] * len(step)
         sizes = strategy.gather_objects(tokens)
-        owners = [(rank, row) for rank, part in enumerate(sizes) for row in range(len(part))]
-        parts = assign_rows(
-            [size for part in sizes for size in part],
+        owners = [(rank, row) for rank, of_rank in enumerate(sizes) for row in range(len(of_rank))]
+        assignment = assign_rows(
+            [size for of_rank in sizes for size in of_rank],
             [rank for rank, _ in owners],
             strategy.world_size,
             self._batch.balance_ranks == "rows",
         )
         leaving, staying = {}, torch.empty(0, dtype=torch.long)
-        for rank, part in enumerate(parts):
-            rows = torch.tensor([owners[i][1] for i in part if owners[i][0] == strategy.rank], dtype=torch.long)
+        for rank, indices in enumerate(assignment):
+            rows = torch.tensor([owners[i][1] for i in indices if owners[i][0] == strategy.rank], dtype=torch.long)
             if rank == strategy.rank:
                 staying = rows
             elif len(rows):
                 leaving[rank] = step.index(rows)
         arriving = [sent[strategy.rank] for sent in strategy.gather_objects(leaving) if strategy.rank in sent]
         kept = [step.index(staying)] if len(staying) else []
-        parts_here = [*kept, *arriving]
-        return Experience.cat(parts_here) if parts_here else step.take(staying)
+        rows_here = [*kept, *arriving]
+        return Experience.cat(rows_here) if rows_here else step.take(staying)
 
 
 def assign_rows(sizes: Sequence[int], owners: Sequence[int], num_ranks: int, equal_rows: bool) -> list[list[int]]:

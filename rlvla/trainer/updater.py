@@ -121,7 +121,7 @@ class StepNormalizer:
 def choose_over_ranks(
     strategy: DeepspeedStrategy, choose: Callable[..., Tensor], rows: Sequence[Tensor], options: Mapping[str, Any]
 ) -> Tensor:
-    """Select tokens among those of all ranks; called on all ranks, with the same result.
+    """Select tokens over all ranks; called on all ranks, with the same result.
 
     Args:
         strategy: gathers the tensors.
@@ -134,7 +134,7 @@ def choose_over_ranks(
     """
     seed = int(torch.randint(2**62, ()))  # that of rank 0 is used, so that all ranks select the same tokens
     everyone = strategy.gather_objects((seed, [tensor.cpu() for tensor in rows]))
-    whole = [torch.cat(parts) for parts in zip(*(tensors for _, tensors in everyone))]
+    whole = [torch.cat(of_ranks) for of_ranks in zip(*(tensors for _, tensors in everyone))]
     generator = torch.Generator().manual_seed(everyone[0][0])
     chosen = choose(*whole, generator=generator, **options)
     lengths = [len(tensors[0]) for _, tensors in everyone]

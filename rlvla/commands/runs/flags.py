@@ -1,4 +1,4 @@
-"""What the flags of reinforcement-learning commands share: groups, parser, and the report of a stop."""
+"""Flags of reinforcement-learning commands: groups, parser, report of a stop."""
 
 from __future__ import annotations
 
