@@ -73,7 +73,9 @@ def check(flags: PPORun) -> CheckedRun:
     tasks = setting.tasks if setting is not None else []
     problems += more + value_model_problems(flags, setting) + backend_problems(flags, setting)
     problems += early_stopping_problems(flags.schedule, len(tasks), flags.batch)
-    problems += reward_problems(flags.rewards, flags.algorithm, tasks, flags.success)
+    reported = {p.flag for p in problems}
+    of_rewards = reward_problems(flags.rewards, flags.algorithm, tasks, flags.success)
+    problems += [p for p in of_rewards if p.reason != "no_effect" or p.flag not in reported]
     if setting is not None:
         problems += _score_problems(setting.spec, flags.algorithm)
         problems += quantity_problems(setting.spec, flags.algorithm) + _density_problems(setting.spec, flags)

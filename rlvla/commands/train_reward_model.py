@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from rlvla.checkpoints.policy_folder import PolicyRecord
-from rlvla.checkpoints.run_folder import claimed_run_folder, run_folder_problem
+from rlvla.checkpoints.run_folder import claimed_run_folder
 from rlvla.commands.model_checks import mismatch_with_policy
-from rlvla.commands.new_models import is_new, new_model, new_model_problems, size_problems
+from rlvla.commands.new_models import is_new, new_model, new_model_problems
 from rlvla.commands.run_policies import policy_folder
 from rlvla.commands.runs.supervised_header import supervised_header
 from rlvla.data.demonstrations import Demonstrations
@@ -20,11 +20,11 @@ from rlvla.models.families import Checkpoint, check_checkpoint, checkpoint_overr
 from rlvla.trainer.supervised.config import NewModelConfig, RewardModelConfig, RewardRunConfig
 from rlvla.trainer.supervised.reward_model_trainer import RewardModelTrainer
 from rlvla.utils.cli.config_file import write_config_file
-from rlvla.utils.cli.flags import no_effect, no_effect_problems, range_problems
+from rlvla.utils.cli.flags import no_effect_problems, range_problems
 from rlvla.utils.deepspeed.config import StrategyConfig, launched_world_size
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.errors import ConfigError, Problem, require
-from rlvla.utils.files import BestEffortWriter, output_folder_problem, write_json
+from rlvla.utils.files import BestEffortWriter, write_json
 from rlvla.utils.seeding import seed_everything
 from rlvla.utils.terminal import log, quiet_libraries, show, suggest, table
 
@@ -35,17 +35,9 @@ def run_reward_model(
     """Train a reward model and return its folder; configuration problems are raised before anything is started."""
     run = replace(run, pretrain=policy_folder(run.pretrain))
     parts = (run, tiny, config, strategy_config)
-    problems = [p for part in parts for p in range_problems(part)]
-    problems += strategy_config.problems() + no_effect_problems(parts, {}, ()) + size_problems(run, tiny)
-    folder = run_folder_problem(run.save_path)
-    problems += [Problem("save_path", "folder_in_use", f"--save_path: {folder}")] if folder else []
-    fallback = output_folder_problem(run.fallback_path) if run.fallback_path else None
-    problems += [Problem("fallback_path", "folder_in_use", f"--fallback_path: {fallback}")] if fallback else []
-    ranks = launched_world_size()
-    if config.train_batch_size % ranks:
-        text = f"--train_batch_size {config.train_batch_size} must be divisible by the number of ranks {ranks}"
-        problems.append(Problem("train_batch_size", "not_divisible", text))
-    problems += _pair_problems(config, ranks)
+    problems = [*(p for part in parts for p in range_problems(part)), *supervised_problems(run, config)]
+    problems += strategy_config.problems() + no_effect_problems(parts, {}, ())
+    problems += _pair_problems(config, launched_world_size())
     demos = None
     try:
         demos = read_outcomes(run.demos, run.cameras or None)
@@ -111,19 +103,12 @@ def _checked(folder: str | Path, run: RewardRunConfig, demos: Demonstrations) ->
 
 
 def _pair_problems(config: RewardModelConfig, ranks: int) -> list[Problem]:
-    """A batch that holds no pair for each rank, and flags that nothing reads."""
-    default = RewardModelConfig()
-    if config.pair_frames < 1:
-        return []  # already reported
-    if config.pairs is None:
-        if config.pair_frames == default.pair_frames:
-            return []
-        return [no_effect("pair_frames", config.pair_frames, "there is no --pairs")]
+    """A batch that does not hold a pair for each rank."""
+    if config.pair_frames < 1 or config.pairs is None:  # the former is already reported
+        return []
     if config.pairs_per_step < ranks or config.pairs_per_step % ranks:
-        text = (
-            f"--train_batch_size {config.train_batch_size}: a pair has {2 * config.pair_frames} frames; "
-            f"give a multiple of that, for each of {ranks} rank(s)"
-        )
+        text = f"--train_batch_size {config.train_batch_size}: a pair has {2 * config.pair_frames} frames"
+        text += f"; give a multiple of that, for each of {ranks} rank(s)"
         return [Problem("train_batch_size", "pairs", text)]
     return []
 
@@ -132,31 +117,27 @@ def _data_problems(demos: Demonstrations, config: RewardModelConfig, run: Reward
     """Problems of the data: both outcomes must occur (or pairs of them), and each rank needs a frame."""
     train, heldout = split_episodes(demos, config.heldout_share, run.seed)
     frames, world = sum(len(demos.images[i]) for i in train), launched_world_size()
-    problems, given = [], {"value": " ".join(run.demos)}
+    problems, paths = [], " ".join(run.demos)
     if frames < world:
-        text = (
-            f"--demos {' '.join(run.demos)}: {frames} training frames cannot be shared by {world} ranks; "
-            "use fewer ranks or more episodes"
-        )
+        text = f"--demos {paths}: {frames} training frames for {world} ranks; use fewer ranks or more episodes"
         problems.append(Problem("demos", "too_few_frames", text))
     for name, part in (("training", train), ("held-out", heldout)):
         if config.pairs is not None:
             try:
                 pairs = len(ranked_pairs(demos, part, config.pairs))
             except ValueError as error:
-                return [*problems, Problem("pairs", "mismatch", f"--pairs {config.pairs}: {given['value']}: {error}")]
+                return [*problems, Problem("pairs", "mismatch", f"--pairs {config.pairs}: {paths}: {error}")]
             if pairs < world:
                 text = (
-                    f"--pairs {config.pairs}: the {name} episodes ({len(part)}) make {pairs} pairs of a "
-                    "better and"
-                    " a worse episode of one task; record more episodes"
+                    f"--pairs {config.pairs}: the {name} episodes ({len(part)}) make {pairs} pairs of a better and a "
                 )
+                text += "worse episode of one task; record more episodes"
                 problems.append(Problem("pairs", "too_few", text))
             continue
         outcomes = [demos.success[i] for i in part]
         if len(set(outcomes)) < 2:
             text = (
-                f"--demos {' '.join(run.demos)}: the {name} episodes hold {sum(outcomes)} successes among {len(part)}; "
+                f"--demos {paths}: the {name} episodes hold {sum(outcomes)} successes among {len(part)}; "
                 "both outcomes are needed: record with --keep all and an expert that errs"
             )
             problems.append(Problem("demos", "one_outcome", text))

@@ -6,14 +6,14 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
 from rlvla.checkpoints.policy_folder import PolicyRecord, learned_states, recorded_environment
-from rlvla.checkpoints.run_folder import claimed_run_folder, run_folder_problem
+from rlvla.checkpoints.run_folder import claimed_run_folder
 from rlvla.commands.check_demos import warn_of
 from rlvla.commands.custom_modules import CustomConfig, modules_with_suites, words_for_later_commands
 from rlvla.commands.dry_run import sft_report
@@ -24,7 +24,6 @@ from rlvla.commands.new_models import (
     missing_of_new,
     new_model,
     new_model_problems,
-    size_problems,
     unnorm_key_problems,
 )
 from rlvla.commands.ppo_checks import untrainable
@@ -48,11 +47,11 @@ from rlvla.trainer.supervised.sft_trainer import SFTTrainer
 from rlvla.trainer.supervised.validation import Playing, split_for_validation
 from rlvla.trainer.supervised.verdict import Verdict
 from rlvla.utils.cli.config_file import RUN_CONFIG_FILE, write_config_file
-from rlvla.utils.cli.flags import no_effect, no_effect_problems, range_problems
+from rlvla.utils.cli.flags import no_effect_problems, range_problems
 from rlvla.utils.deepspeed.config import StrategyConfig, launched_rank, launched_world_size
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.errors import ConfigError, Problem, require
-from rlvla.utils.files import BestEffortWriter, output_folder_problem, write_json
+from rlvla.utils.files import BestEffortWriter, write_json
 from rlvla.utils.seeding import seed_everything
 from rlvla.utils.terminal import duration, log, passing_note, quiet_libraries, show, suggest, table
 
@@ -75,9 +74,11 @@ def run_sft(
     """
     validation, run = validation or ValidationConfig(), replace(run, pretrain=policy_folder(run.pretrain))
     parts = (run, tiny, config, actor_config, strategy_config, validation)
-    problems = [p for part in parts for p in range_problems(part)]
-    problems += _problems(run, config, actor_config) + strategy_config.problems() + no_effect_problems(parts, {}, ())
-    problems += _measurement_problems(validation, bool(run.heldout_tasks)) + size_problems(run, tiny)
+    problems = [*(p for part in parts for p in range_problems(part)), *supervised_problems(run, config)]
+    problems += strategy_config.problems() + no_effect_problems(parts, {}, ())
+    if actor_config.lora_dropout and not actor_config.lora_rank and is_new(run.pretrain):
+        text = f"--lora_dropout {actor_config.lora_dropout} has no effect without adapters; give --lora_rank"
+        problems.append(Problem("lora_dropout", "needs_flag", text))
     if config.ema_decay and strategy_config.zero_stage == 3:
         text = f"--ema_decay {config.ema_decay} needs whole parameters on every rank: --zero_stage 0, 1 or 2"
         problems.append(Problem("ema_decay", "contradiction", text))
@@ -85,10 +86,8 @@ def run_sft(
     try:
         demos = read_several(run.demos, run.cameras or None)
         if demos.num_rows < launched_world_size():
-            text = (
-                f"--demos {' '.join(run.demos)}: {demos.num_rows} decisions cannot be shared by "
-                f"{launched_world_size()} ranks; use fewer ranks or more demonstrations"
-            )
+            shared = f"{demos.num_rows} decisions cannot be shared by {launched_world_size()} ranks"
+            text = f"--demos {' '.join(run.demos)}: {shared}; use fewer ranks or more demonstrations"
             problems.append(Problem("demos", "too_few", text))
     except ConfigError as error:
         problems += error.problems
@@ -144,18 +143,13 @@ def _train(
     """Train with a checked configuration; `parts` are all groups of flags."""
     start = time.perf_counter()
     save_path = Path(run.save_path)
-    pretrain = Path(run.pretrain)
     if strategy.is_main:
         write_config_file(save_path, parts)
-    if is_new(run.pretrain):
+    pretrain = Path(run.pretrain)
+    if is_new(run.pretrain) or run.fit_to_demos:
         pretrain = save_path / "start"
         if strategy.is_main:
-            new_model(pretrain, demos, run, tiny, run.model_variant)
-        strategy.barrier()
-    elif run.fit_to_demos:
-        pretrain = save_path / "start"
-        if strategy.is_main:
-            _refit(pretrain, demos, run, tiny)
+            _write_start(pretrain, demos, run, tiny)
         strategy.barrier()
     overrides = _overrides(pretrain, run, tiny, demos)
     with passing_note(f"loading {pretrain}"):
@@ -174,7 +168,7 @@ def _train(
         print(table(("metric (last steps)", "value"), rows))
         assert trainer.verdict is not None
         show("\n".join(trainer.verdict.sentences))
-        content = {"sentences": trainer.verdict.sentences, "missing": trainer.verdict.missing, "rl": trainer.verdict.rl}
+        content = {name: getattr(trainer.verdict, name) for name in ("sentences", "missing", "rl")}
         BestEffortWriter(VERDICT_FILE).attempt(lambda: write_json(save_path / VERDICT_FILE, content))
         show(f"saved {policy} after {duration(time.perf_counter() - start)}")
         suggest(f"{_next_command(trainer.verdict, policy, run, config, demos)}{words_for_later_commands()}")
@@ -200,10 +194,10 @@ def _next_command(verdict: Verdict, policy: Path, run: SFTRunConfig, config: SFT
         return f"python cli/train_sft_vla.py {again} --save_path {run.save_path}_longer"
     if first == ("data",):
         env = demos.env_args
-        words = ["--task_suite_name", env["task_suite_name"], "--cameras", *env["cameras"]]
-        words += ["--image_size", demos.images[0].shape[2]] + ["--use_proprio"] * (demos.proprio is not None)
-        words += ["--num_demos", 2 * len(demos.actions) // max(1, len(env.get("task_ids") or ()))]
-        return f"python cli/collect_demos.py {shlex.join(map(str, words))} --output {run.save_path}_demos"
+        argv = ["--task_suite_name", env["task_suite_name"], "--cameras", *env["cameras"]]
+        argv += ["--image_size", demos.images[0].shape[2]] + ["--use_proprio"] * (demos.proprio is not None)
+        argv += ["--num_demos", 2 * len(demos.actions) // max(1, len(env.get("task_ids") or ()))]
+        return f"python cli/collect_demos.py {shlex.join(map(str, argv))} --output {run.save_path}_demos"
     if verdict.rl in ("ready", "slow"):
         return f"python cli/train_ppo_vla.py --pretrain {policy} --save_path {run.save_path}_ppo"
     return f"python cli/eval_vla.py --pretrain {policy}"
@@ -242,8 +236,8 @@ def _unseen_problems(run: SFTRunConfig, demos: Demonstrations, env_python: str |
     sources = {" ".join(run.demos): demos.states_learned_from}
     if not is_new(run.pretrain):
         sources[f"the policy {run.pretrain}"] = learned_states(recorded_environment(run.pretrain)) or []
-    found = [p for name, seen in sources.items() for p in heldout_problems(run.heldout_tasks, env, (), seen, name)]
-    return list(dict.fromkeys(found))
+    problems = [p for name, seen in sources.items() for p in heldout_problems(run.heldout_tasks, env, (), seen, name)]
+    return list(dict.fromkeys(problems))
 
 
 def _episodes(validation: ValidationConfig, run: SFTRunConfig, demos: Demonstrations) -> _Episodes:
@@ -263,25 +257,17 @@ def _episodes(validation: ValidationConfig, run: SFTRunConfig, demos: Demonstrat
     try:
         tasks = env.tasks()
     except ConfigError as error:
-        why = "; ".join(map(str, error.problems))
-        text = (
-            f"--eval_epochs {validation.eval_epochs}: episodes cannot be played in the suite of the "
-            f"demonstrations: {why}"
-        )
-        raise ConfigError(Problem("eval_epochs", "unavailable", text)) from error
-    problems = []
+        why = f"episodes cannot be played in the suite of the demonstrations: {'; '.join(map(str, error.problems))}"
+        raise ConfigError.of("eval_epochs", "unavailable", f"--eval_epochs {validation.eval_epochs}: {why}") from error
+    differences = []
     suites = sorted({states.suite for states in demos.states_learned_from if states.recorded})
     if len(suites) > 1:
-        why = f"the demonstrations are of several suites, {', '.join(suites)}"
-        problems.append(
-            Problem("eval_epochs", "mismatch", f"--eval_epochs {validation.eval_epochs}: {why}; leave it out")
-        )
+        differences.append(f"the demonstrations are of several suites, {', '.join(suites)}")
     dims, demonstrated = sorted({task.action_dim for task in tasks}), demos.actions[0].shape[1]
     if dims != [demonstrated]:
-        why = f"actions of {env.suite} have {dims} dimensions, those of the demonstrations {demonstrated}"
-        problems.append(
-            Problem("eval_epochs", "mismatch", f"--eval_epochs {validation.eval_epochs}: {why}; leave it out")
-        )
+        differences.append(f"actions of {env.suite} have {dims} dimensions, those of the demonstrations {demonstrated}")
+    start = f"--eval_epochs {validation.eval_epochs}"
+    problems = [Problem("eval_epochs", "mismatch", f"{start}: {why}; leave it out") for why in differences]
     seen: dict[int, set[int]] = {}
     for task_id, state in demos.init_states:
         seen.setdefault(task_id, set()).add(state)
@@ -297,27 +283,6 @@ def _episodes(validation: ValidationConfig, run: SFTRunConfig, demos: Demonstrat
     return _Episodes(env, tasks, states)
 
 
-def _measurement_problems(validation: ValidationConfig, lists_tasks: bool) -> list[Problem]:
-    """Flags without effect, because nothing is measured or no episodes are played."""
-    needed = {"heldout_steps": "heldout_share", "heldout_rows": "heldout_share"}
-    needed |= dict.fromkeys(("eval_episodes", "eval_samples", "num_envs"), "eval_epochs")
-    needed |= {} if lists_tasks else {"env_python": "eval_epochs"}
-    problems = [
-        no_effect(f.name, value, f"it belongs to --{needed[f.name]}, which is not given")
-        for f in fields(validation)
-        if f.name in needed
-        and (value := getattr(validation, f.name)) != f.default
-        and not getattr(validation, needed[f.name])
-    ]
-    if validation.early_stopping and not validation.active:
-        text = (
-            f"--early_stopping {validation.early_stopping} has no effect without measurements; give "
-            "--heldout_share or --eval_epochs"
-        )
-        problems.append(Problem("early_stopping", "no_effect", text))
-    return problems
-
-
 def _heldout_problems(validation: ValidationConfig, demos: Demonstrations, seed: int) -> list[Problem]:
     """Problems if the share leaves nothing to train on, or nothing to measure."""
     if not 0 < validation.heldout_share < 1:
@@ -326,11 +291,8 @@ def _heldout_problems(validation: ValidationConfig, demos: Demonstrations, seed:
     if heldout and _training_rows(validation, demos, seed) >= launched_world_size():
         return []
     states = len(set(demos.init_states)) or len(demos.actions)
-    purpose = "measure" if not heldout else "train on"
-    text = (
-        f"--heldout_share {validation.heldout_share} of {states} initial state(s) leaves nothing to "
-        f"{purpose}; give another share, or more demonstrations"
-    )
+    text = f"--heldout_share {validation.heldout_share} of {states} initial state(s) leaves nothing to "
+    text += f"{'train on' if heldout else 'measure'}; give another share, or more demonstrations"
     return [Problem("heldout_share", "too_few", text)]
 
 
@@ -341,10 +303,7 @@ def _checkpoint(run: SFTRunConfig, tiny: NewModelConfig, demos: Demonstrations) 
         yield check_checkpoint(run.pretrain, run.unnorm_key, overrides=_overrides(run.pretrain, run, tiny, demos))
         return
     with TemporaryDirectory() as folder:
-        if run.fit_to_demos:
-            _refit(Path(folder), demos, run, tiny)
-        else:
-            new_model(Path(folder), demos, run, tiny, run.model_variant)
+        _write_start(Path(folder), demos, run, tiny)
         yield check_checkpoint(folder, run.unnorm_key)
 
 
@@ -357,27 +316,10 @@ def _record(demos: Demonstrations, run: SFTRunConfig, actor: Policy, before: Seq
     return PolicyRecord(EnvConfig().completed(demos.env_args | seen_as), (*before, *demos.states_learned_from))
 
 
-def _problems(run: SFTRunConfig, config: SFTConfig, actor: ActorConfig) -> list[Problem]:
-    problems = []
-    folder = run_folder_problem(run.save_path)
-    if folder:
-        problems.append(Problem("save_path", "folder_in_use", f"--save_path: {folder}"))
-    fallback = output_folder_problem(run.fallback_path) if run.fallback_path else None
-    problems += [Problem("fallback_path", "folder_in_use", f"--fallback_path: {fallback}")] if fallback else []
-    ranks = launched_world_size()
-    if config.train_batch_size % ranks:
-        text = f"--train_batch_size {config.train_batch_size} must be divisible by the number of ranks {ranks}"
-        problems.append(Problem("train_batch_size", "not_divisible", text))
-    if actor.lora_dropout and not actor.lora_rank and is_new(run.pretrain):
-        text = f"--lora_dropout {actor.lora_dropout} has no effect without adapters; give --lora_rank"
-        problems.append(Problem("lora_dropout", "needs_flag", text))
-    return problems
-
-
 def _overrides(
     folder: str | Path, run: SFTRunConfig, tiny: NewModelConfig, demos: Demonstrations | None
 ) -> dict[str, Any]:
-    """What a run changes about a folder; `demos` are None where the folder's own cameras count."""
+    """Settings that replace those of a checkpoint folder; its cameras are kept if `demos` is None."""
     cameras = () if demos is None else run.cameras or demos.env_args.get("cameras") or ()
     flags = SimpleNamespace(
         center_crop=run.center_crop,
@@ -427,9 +369,7 @@ def _fit_problems(
         problems += camera_problems(mapping, run.cameras or demos.env_args["cameras"], list(mapping.values()))
     wrong = unnorm_key_problems(run, demos)
     if demos.proprio is None:
-        text = (
-            f"--fit_to_demos: {' '.join(run.demos)} has no proprioception, which the policy reads as the robot's state"
-        )
+        text = f"--fit_to_demos: {' '.join(run.demos)} has no proprioception, which the policy reads"
         wrong.append(Problem("fit_to_demos", "no_state", text))
     return problems + (wrong or checkpoint.refitted(None, lerobot_facts(demos, run, tiny)))
 
@@ -440,9 +380,12 @@ def _before_refit(run: SFTRunConfig, tiny: NewModelConfig) -> Checkpoint:
         return check_checkpoint(run.pretrain, overrides=_overrides(run.pretrain, run, tiny, None))
 
 
-def _refit(folder: Path, demos: Demonstrations, run: SFTRunConfig, tiny: NewModelConfig) -> None:
-    """Write the initial policy of a run with `--fit_to_demos`."""
-    _before_refit(run, tiny).refitted(folder, lerobot_facts(demos, run, tiny))
+def _write_start(folder: Path, demos: Demonstrations, run: SFTRunConfig, tiny: NewModelConfig) -> None:
+    """Write a new model, or the initial policy of a run with `--fit_to_demos`."""
+    if run.fit_to_demos:
+        _before_refit(run, tiny).refitted(folder, lerobot_facts(demos, run, tiny))
+    else:
+        new_model(folder, demos, run, tiny, run.model_variant)
 
 
 def supervision_problems(missing: Mapping[str, str], config: SFTConfig) -> list[Problem]:

@@ -659,12 +659,12 @@ def test_demonstrations_made_on_the_evaluation_states(policy_of_shared_demos: Pa
 
 def test_heldout_tasks_are_not_trained_on(refused: Refused, policy: Path, demos_file: Path) -> None:
     heldout = ["--heldout_tasks", "reach"]
-    the_only(refused(SFT, "--demos", demos_file, *heldout), f"{demos_file} learned from reach")
+    the_only(refused(SFT, "--demos", demos_file, *heldout), f"{demos_file} was trained on reach")
     of_others = refused(SFT, "--demos", demos_file, *heldout, "--env_python", sys.executable)  # which lists the tasks
-    the_only(of_others, f"{demos_file} learned from reach")
+    the_only(of_others, f"{demos_file} was trained on reach")
     problems = refused(PPO, "--pretrain", policy, *heldout)
     assert kinds(problems) == [("heldout_tasks", "contradiction"), ("heldout_tasks", "mismatch")]
-    assert f"{policy} learned from reach" in problems[1]
+    assert f"{policy} was trained on reach" in problems[1]
     problems = refused(REWARD_MODEL, "--demos", demos_file, "--pretrain", policy, *heldout)  # and they lack failures
     assert ("heldout_tasks", "mismatch") in kinds(problems)
 

@@ -90,5 +90,5 @@ def test_demonstrations_of_heldout_tasks_are_not_mixed_in(
     for main, given in mixed.items():
         with pytest.raises(SystemExit):
             main(words(*given, "--task_names", "push", "--heldout_tasks", "reach", "--save_path", tmp_path / "run"))
-        assert f"--heldout_tasks: {demos} learned from reach" in capsys.readouterr().err
+        assert f"--heldout_tasks: {demos} was trained on reach" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rlvla.envs.config import heldout_tasks_flag
 from rlvla.models.compact.config import HEADS as COMPACT_HEADS
@@ -16,13 +18,44 @@ from rlvla.models.config import (
 )
 from rlvla.models.lerobot.new import TINY_FAMILIES
 from rlvla.models.vla.choices import ACTION_STD_KINDS, MODEL_VARIANTS, PLATFORMS
+from rlvla.options import Condition, arg, given
 from rlvla.trainer.config import LoggingConfig, dry_run_flag, fallback_path_flag, max_bad_steps_flag
-from rlvla.utils.cli.flags import MAX_SEED, arg
+from rlvla.utils.cli.flags import MAX_SEED
 from rlvla.utils.deepspeed.schedules import SCHEDULERS
 
 NEW_MODELS = ("tiny", "compact")
 PAIR_ORDERS = ("success", "length", "return", "rank")
 SFT_LOSSES = ("l1", "nll")
+
+
+def _new_lerobot(flags: Mapping[str, Any]) -> bool:
+    return flags["pretrain"] == "tiny" and flags["model_family"] != TINY_FAMILIES[0]
+
+
+def _for_new(kind: str) -> Condition:
+    return Condition(
+        lambda flags: flags["pretrain"] == kind, f"it describes a new {kind} model, and --pretrain is {{pretrain}}"
+    )
+
+
+_NEW_TINY, _NEW_COMPACT = _for_new("tiny"), _for_new("compact")
+_DESCRIBES = "it describes public checkpoints, and --pretrain is {pretrain}"
+_PUBLIC = Condition(lambda flags: flags["pretrain"] not in NEW_MODELS, _DESCRIBES)
+_TOKENS = Condition(lambda flags: flags["pretrain"] != "compact" and not _new_lerobot(flags), _DESCRIBES)
+_CROPS = Condition(lambda flags: not flags["center_crop"] or _TOKENS.holds(flags), _DESCRIBES)
+_NOT_SMOLVLA = Condition(lambda flags: not _new_lerobot(flags), "a new {model_family} policy does not use it")
+_LEROBOT = Condition(
+    lambda flags: flags["pretrain"] not in NEW_MODELS,
+    "it is for policies in LeRobot's format, and --pretrain is {pretrain}",
+)
+_PLAYS_OR_LISTS_TASKS = Condition(
+    lambda flags: bool(flags["eval_epochs"] or flags["heldout_tasks"]),
+    "it belongs to --eval_epochs, which is not given",
+)
+_MEASURES = Condition(
+    lambda flags: bool(flags["heldout_share"] or flags["eval_epochs"]),
+    "there are no measurements without --heldout_share or --eval_epochs",
+)
 
 
 @dataclass(frozen=True)
@@ -48,7 +81,9 @@ class SupervisedRunConfig:
     cameras: tuple[str, ...] = arg((), "cameras of the file to use (default: all)", metavar="NAME")
     use_proprio: bool = arg(True, "a new model takes proprioception if the demonstrations have it")
     heldout_tasks: tuple[str, ...] = heldout_tasks_flag()
-    center_crop: bool | None = arg(None, "crop images to 90 % of their area (default: the checkpoint's, else no)")
+    center_crop: bool | None = arg(
+        None, "crop images to 90 % of their area (default: the checkpoint's, else no)", read_if=_CROPS
+    )
     unnorm_key: str | None = arg(None, "entry of the dataset statistics (default: the only one)", metavar="KEY")
     seed: int = arg(0, "seed of weights, batches and held-out data", minimum=0, maximum=MAX_SEED, essential=True)
 
@@ -66,16 +101,19 @@ class SFTRunConfig(SupervisedRunConfig):
         aliases=("output_dir",),
     )
     fallback_path: str | None = fallback_path_flag("policy/")
-    model_variant: str | None = arg(None, f"{VARIANT_HELP} (a new tiny model: oft)", choices=MODEL_VARIANTS)
-    platform: str | None = arg(None, PLATFORM_HELP, choices=tuple(PLATFORMS))
+    model_variant: str | None = arg(
+        None, f"{VARIANT_HELP} (a new tiny model: oft)", choices=MODEL_VARIANTS, read_if=_TOKENS
+    )
+    platform: str | None = arg(None, PLATFORM_HELP, choices=tuple(PLATFORMS), read_if=_PUBLIC)
     fit_to_demos: bool = arg(
         False,
         "a LeRobot checkpoint: keep the weights, and take cameras, sizes of state and action, and statistics from the "
         "demonstrations",
+        read_if=_LEROBOT,
     )
-    camera_map: tuple[str, ...] = arg((), CAMERA_MAP_HELP, nargs="+", metavar="CAMERA=FEATURE")
-    action_std: str | None = arg(None, ACTION_STD_HELP, choices=ACTION_STD_KINDS)
-    action_std_init: float | None = arg(None, ACTION_STD_INIT_HELP, above=0)
+    camera_map: tuple[str, ...] = arg((), CAMERA_MAP_HELP, nargs="+", metavar="CAMERA=FEATURE", read_if=_LEROBOT)
+    action_std: str | None = arg(None, ACTION_STD_HELP, choices=ACTION_STD_KINDS, read_if=_NOT_SMOLVLA)
+    action_std_init: float | None = arg(None, ACTION_STD_INIT_HELP, above=0, read_if=_NOT_SMOLVLA)
     dry_run: bool = dry_run_flag()
 
 
@@ -95,11 +133,13 @@ class NewModelConfig:
         TINY_FAMILIES[0],
         "a tiny model: openvla (a transformer on action tokens) or smolvla (flow matching, in LeRobot's format)",
         choices=TINY_FAMILIES,
+        read_if=_NEW_TINY,
     )
     compact_head: str = arg(
         "tokens",
         "a compact model: actions as tokens (bins of each number), gaussian, or flow (flow matching)",
         choices=COMPACT_HEADS,
+        read_if=_NEW_COMPACT,
     )
     compact_channels: tuple[int, ...] = arg(
         CompactConfig.channels,
@@ -108,25 +148,37 @@ class NewModelConfig:
         maximum=4096,
         nargs="+",
         metavar="N",
+        read_if=_NEW_COMPACT,
     )
-    compact_width: int = arg(CompactConfig.width, "a compact model: width of its trunk", minimum=1, maximum=65_536)
+    compact_width: int = arg(
+        CompactConfig.width, "a compact model: width of its trunk", minimum=1, maximum=65_536, read_if=_NEW_COMPACT
+    )
     tiny_patch_size: int | None = arg(
-        None, "a tiny model: side of a patch in pixels (default: 8)", minimum=1, maximum=1024
+        None, "a tiny model: side of a patch in pixels (default: 8)", minimum=1, maximum=1024, read_if=_NEW_TINY
     )
     tiny_vision_dim: int | None = arg(
-        None, "a tiny model: width of each vision tower (default: 48; smolvla: 64)", minimum=4, maximum=65_536
+        None,
+        "a tiny model: width of each vision tower (default: 48; smolvla: 64)",
+        minimum=4,
+        maximum=65_536,
+        read_if=_NEW_TINY,
     )
     tiny_vision_depth: int | None = arg(
         None,
         "a tiny model: blocks of each vision tower (default: 3, of which the last one is not computed; smolvla: 2)",
         minimum=2,
         maximum=1000,
+        read_if=_NEW_TINY,
     )
     tiny_llm_dim: int | None = arg(
-        None, "a tiny model: width of the decoder (default: 64; smolvla: 96)", minimum=4, maximum=65_536
+        None,
+        "a tiny model: width of the decoder (default: 64; smolvla: 96)",
+        minimum=4,
+        maximum=65_536,
+        read_if=_NEW_TINY,
     )
     tiny_llm_layers: int | None = arg(
-        None, "a tiny model: layers of the decoder (default: 3; smolvla: 2)", minimum=1, maximum=1000
+        None, "a tiny model: layers of the decoder (default: 3; smolvla: 2)", minimum=1, maximum=1000, read_if=_NEW_TINY
     )
 
 
@@ -218,9 +270,13 @@ class ValidationConfig:
         None,
         "measure every this many optimizer steps (default: after each epoch, but 5 to 20 times in a run)",
         minimum=1,
+        read_if=given("heldout_share"),
     )
     heldout_rows: int = arg(
-        512, "decisions per measurement, of the training rows and of the held-out rows each", minimum=1
+        512,
+        "decisions per measurement, of the training rows and of the held-out rows each",
+        minimum=1,
+        read_if=given("heldout_share"),
     )
     eval_epochs: float = arg(
         0.0,
@@ -229,19 +285,23 @@ class ValidationConfig:
         minimum=0,
         essential=True,
     )
-    eval_episodes: int = arg(20, "--eval_epochs: episodes per task", minimum=1)
+    eval_episodes: int = arg(20, "--eval_epochs: episodes per task", minimum=1, read_if=given("eval_epochs"))
     eval_samples: int = arg(
         8,
         "--eval_epochs: final attempts with sampled actions at each initial state, which show whether reinforcement "
         "learning can start from the policy",
         minimum=0,
         maximum=10_000,
+        read_if=given("eval_epochs"),
     )
-    num_envs: int = arg(4, "--eval_epochs: environment processes per rank", minimum=1, maximum=10_000)
+    num_envs: int = arg(
+        4, "--eval_epochs: environment processes per rank", minimum=1, maximum=10_000, read_if=given("eval_epochs")
+    )
     env_python: str | None = arg(
         None,
         "--eval_epochs: Python interpreter of the environment workers (default: that of this process)",
         metavar="PATH",
+        read_if=_PLAYS_OR_LISTS_TASKS,
     )
     early_stopping: int = arg(
         0,
@@ -249,6 +309,7 @@ class ValidationConfig:
         "best policy (0: never)",
         minimum=0,
         essential=True,
+        read_if=_MEASURES,
     )
 
     @property
@@ -277,9 +338,11 @@ class RewardRunConfig(SupervisedRunConfig):
     )
     fallback_path: str | None = fallback_path_flag("reward_model/")
     use_proprio: bool = arg(False, "a new model takes proprioception if the episodes have it", essential=True)
-    center_crop: bool | None = arg(None, "a new tiny model crops images to 90 % of their area (default: no)")
-    platform: str | None = arg(None, PLATFORM_HELP, choices=tuple(PLATFORMS))
-    camera_map: tuple[str, ...] = arg((), CAMERA_MAP_HELP, nargs="+", metavar="CAMERA=FEATURE")
+    center_crop: bool | None = arg(
+        None, "a new tiny model crops images to 90 % of their area (default: no)", read_if=_CROPS
+    )
+    platform: str | None = arg(None, PLATFORM_HELP, choices=tuple(PLATFORMS), read_if=_PUBLIC)
+    camera_map: tuple[str, ...] = arg((), CAMERA_MAP_HELP, nargs="+", metavar="CAMERA=FEATURE", read_if=_LEROBOT)
 
 
 @dataclass(frozen=True)
@@ -317,6 +380,7 @@ class RewardModelConfig(OptimizerConfig):
         "--pairs: frames of an episode, evenly spaced with the last one, whose mean is its score",
         minimum=1,
         maximum=10_000,
+        read_if=given("pairs"),
     )
     progress_coef: float = arg(
         1.0, "weight of the progress regression relative to the cross-entropy or the loss of --pairs", minimum=0

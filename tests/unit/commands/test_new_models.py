@@ -10,11 +10,12 @@ import pytest
 
 from rlvla.commands import new_models, train_sft
 from rlvla.commands.custom_modules import CustomConfig
-from rlvla.commands.new_models import new_model_problems, size_problems
+from rlvla.commands.new_models import new_model_problems
 from rlvla.commands.train_reward_model import run_reward_model
 from rlvla.commands.train_sft import run_sft
 from rlvla.models.config import ActorConfig
 from rlvla.trainer.supervised.config import NewModelConfig, RewardModelConfig, RewardRunConfig, SFTConfig, SFTRunConfig
+from rlvla.utils.cli.flags import no_effect_problems
 from rlvla.utils.deepspeed.config import StrategyConfig
 from rlvla.utils.errors import ConfigError, Problem
 
@@ -26,13 +27,17 @@ def kinds(problems: list[Problem]) -> list[tuple[str | None, str]]:
     return [(problem.flag, problem.reason) for problem in problems]
 
 
+def all_problems(run: SFTRunConfig, sizes: NewModelConfig, actor: ActorConfig | None = None) -> list[Problem]:
+    return [*no_effect_problems([run, sizes], {}, ()), *new_model_problems(run, sizes, None, actor)]
+
+
 @pytest.mark.parametrize(
     ("pretrain", "flags"), [("tiny", OF_COMPACT), ("compact", OF_TINY), ("runs/sft/policy", OF_TINY | OF_COMPACT)]
 )
 def test_sizes_of_another_model_are_refused(pretrain: str, flags: set[str]) -> None:
-    problems = size_problems(SFTRunConfig(pretrain=pretrain), SIZES)
+    problems = no_effect_problems([SFTRunConfig(pretrain=pretrain), SIZES], {}, ())
     assert set(kinds(problems)) == {(flag, "no_effect") for flag in flags}
-    assert not size_problems(SFTRunConfig(pretrain=pretrain), NewModelConfig(action_chunk_len=4))
+    assert not no_effect_problems([SFTRunConfig(pretrain=pretrain), NewModelConfig(action_chunk_len=4)], {}, ())
 
 
 @pytest.mark.parametrize(
@@ -76,12 +81,12 @@ def test_flags_that_do_not_fit_together(
     pretrain: str, options: dict[str, Any], sizes: dict[str, Any], expected: tuple[str, str]
 ) -> None:
     run = SFTRunConfig(pretrain=pretrain, **options)
-    assert kinds(new_model_problems(run, NewModelConfig(**sizes), None)) == [expected]
+    assert kinds(all_problems(run, NewModelConfig(**sizes))) == [expected]
 
 
 def of_flow(options: dict[str, Any], sizes: dict[str, Any], actor: ActorConfig | None = None) -> list[Problem]:
     run = SFTRunConfig(pretrain="tiny", **options)
-    return new_model_problems(run, NewModelConfig(model_family="smolvla", **sizes), None, actor)
+    return all_problems(run, NewModelConfig(model_family="smolvla", **sizes), actor)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +108,7 @@ def test_flags_of_a_new_flow_policy(
 @pytest.mark.parametrize("pretrain", ["tiny", "compact"])
 def test_flags_of_flow_policies_for_another_model(pretrain: str) -> None:
     run = SFTRunConfig(pretrain=pretrain, camera_map=("a=b",))
-    problems = new_model_problems(run, NewModelConfig(), None, ActorConfig(train_expert_only=False))
+    problems = all_problems(run, NewModelConfig(), ActorConfig(train_expert_only=False))
     assert {("camera_map", "no_effect"), ("train_expert_only", "no_effect")} <= set(kinds(problems))
 
 

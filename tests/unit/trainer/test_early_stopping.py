@@ -9,6 +9,7 @@ from rlvla.evaluation.results import EvalResult, Rate
 from rlvla.rollout.config import TaskSamplingConfig
 from rlvla.trainer.config import ScheduleConfig
 from rlvla.trainer.guards import good_enough
+from rlvla.utils.cli.flags import no_effect_problems
 
 
 def results(rates: list[float], n: int) -> list[EvalResult]:
@@ -60,7 +61,8 @@ def test_three_good_evaluations_in_a_row(rates: list[float], n: int, stops: bool
     ],
 )
 def test_settings_with_which_it_cannot_happen(options: dict, problems: list[tuple[str, str]]) -> None:
-    listed = early_stopping_problems(ScheduleConfig(**options), num_tasks=2)
+    schedule = ScheduleConfig(**options)
+    listed = [*early_stopping_problems(schedule, num_tasks=2), *no_effect_problems([schedule], {}, ())]
     assert [(p.flag, p.reason) for p in listed] == problems
 
 
