@@ -12,7 +12,7 @@ from rlvla.checkpoints.run_folder import claimed_run_folder
 from rlvla.commands.model_checks import mismatch_with_policy
 from rlvla.commands.new_models import is_new, new_model, new_model_problems
 from rlvla.commands.run_policies import policy_folder
-from rlvla.commands.runs.supervised_header import supervised_header
+from rlvla.commands.supervised import supervised_header, supervised_problems
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reward_model_rows import ranked_pairs, read_outcomes, split_episodes
 from rlvla.envs.config import EnvConfig, heldout_problems
@@ -128,10 +128,8 @@ def _data_problems(demos: Demonstrations, config: RewardModelConfig, run: Reward
             except ValueError as error:
                 return [*problems, Problem("pairs", "mismatch", f"--pairs {config.pairs}: {paths}: {error}")]
             if pairs < world:
-                text = (
-                    f"--pairs {config.pairs}: the {name} episodes ({len(part)}) make {pairs} pairs of a better and a "
-                )
-                text += "worse episode of one task; record more episodes"
+                text = f"--pairs {config.pairs}: the {name} episodes ({len(part)}) make {pairs} pairs of a better "
+                text += "and a worse episode of one task; record more episodes"
                 problems.append(Problem("pairs", "too_few", text))
             continue
         outcomes = [demos.success[i] for i in part]

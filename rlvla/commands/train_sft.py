@@ -28,8 +28,8 @@ from rlvla.commands.new_models import (
 )
 from rlvla.commands.ppo_checks import untrainable
 from rlvla.commands.run_policies import policy_folder
-from rlvla.commands.runs.supervised_header import supervised_header
 from rlvla.commands.setup import start_workers
+from rlvla.commands.supervised import supervised_header, supervised_problems
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_several
 from rlvla.envs.base import TaskSpec
