@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     config, split, workers, custom = (from_namespace(kind, namespace) for kind in kinds)
     policy = from_namespace(PolicyConfig, namespace, _OWN_NAME)
     with heavy_imports():
-        from rlvla.commands.demos.checks import checked_player
+        from rlvla.commands.demos.players import checked_player
         from rlvla.commands.demos.record import collect_demonstrations
     player = checked_player(env, config, split, workers, policy, lambda: from_namespace(ExpertConfig, namespace))
     path = collect_demonstrations(player, workers, modules_with_suites(custom))

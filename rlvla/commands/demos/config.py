@@ -1,4 +1,4 @@
-"""What is recorded, and where to. Each field is a flag of `cli/collect_demos.py`."""
+"""The settings of a recording. Each field is a flag of `cli/collect_demos.py`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COUNTS = TaskValues("task_demos", int, (1, math.inf), "TASK:NUMBER, e.g. push:2
 
 @dataclass(frozen=True)
 class CollectConfig:
-    """What is recorded, and where to."""
+    """Player, number of episodes and output folder of a recording."""
 
     output: str = arg(
         "runs/demos",
@@ -53,7 +53,7 @@ class CollectConfig:
     )
 
     def wanted(self, task: TaskSpec) -> int:
-        """How many episodes of a task are to be kept."""
+        """Number of episodes of a task to keep."""
         return _COUNTS.parse(self.task_demos, [task])[0].get(task.task_id, self.num_demos)
 
     def problems(self, tasks: Sequence[TaskSpec]) -> list[Problem]:

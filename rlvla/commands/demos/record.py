@@ -9,13 +9,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar
 
 from rlvla.commands.demos.config import CollectConfig
 from rlvla.commands.setup import start_workers
 from rlvla.data.robomimic import DemonstrationWriter
 from rlvla.envs.base import TaskSpec
-from rlvla.envs.config import EnvConfig
+from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.experts.episode import ExpertEpisode
 from rlvla.envs.workers.answer_checks import AnswerChecker, BadAnswerError
 from rlvla.envs.workers.config import WorkerConfig
@@ -23,7 +23,7 @@ from rlvla.envs.workers.messages import PlayActions, RunExpert
 from rlvla.envs.workers.pool import EnvWorkerError
 from rlvla.envs.workers.watchdog import WatchedPool
 from rlvla.utils.bars import progress_bar
-from rlvla.utils.errors import ConfigError
+from rlvla.utils.errors import ConfigError, Problem
 from rlvla.utils.seeding import derive_rng, derive_seed
 from rlvla.utils.terminal import duration, show, table
 
@@ -39,38 +39,39 @@ class Attempt:
 
     Attributes:
         success: it ended in success.
-        episode: its data; None if nobody asked for those of an episode without success.
+        episode: its data; None for an episode without success that is not to be kept.
     """
 
     success: bool
     episode: ExpertEpisode | None
 
 
-class Player(Protocol):
+@dataclass
+class Player:
     """Plays the episodes that are recorded.
 
     Attributes:
-        name: what it is, for messages.
-        advice: what to do if it succeeds too rarely.
+        name: the kind of player, for messages.
+        advice: remedy if it succeeds too rarely.
         env: the environment in which the episodes are recorded.
-        config: what is recorded.
+        config: number and choice of the episodes.
+        split: initial states.
     """
 
-    @property
-    def name(self) -> str: ...  # noqa: D102
+    name: ClassVar[str]
+    advice: ClassVar[str]
 
-    @property
-    def advice(self) -> str: ...  # noqa: D102
+    env: EnvConfig
+    config: CollectConfig
+    split: SplitConfig
 
-    @property
-    def env(self) -> EnvConfig: ...  # noqa: D102
-
-    @property
-    def config(self) -> CollectConfig: ...  # noqa: D102
+    def problems(self) -> list[Problem]:
+        """Tasks that cannot be played."""
+        return []
 
     def most_attempts(self, task: TaskSpec) -> int:
         """Episodes of a task after which to give up."""
-        ...
+        return self.config.wanted(task) * self.config.max_attempts
 
     def attempts(self, pool: WatchedPool, task: TaskSpec) -> Iterator[Attempt | EnvWorkerError]:
         """At most that many, in the order in which they were started.
@@ -80,7 +81,7 @@ class Player(Protocol):
         Raises:
             ConfigError: reported by a worker.
         """
-        ...
+        raise NotImplementedError
 
 
 @dataclass
@@ -182,8 +183,11 @@ def _record_task(
     return task.name, tally.kept, tally.played, f"{tally.success:.2f}", f"{steps / tally.kept:.1f}"
 
 
-def planned_episodes(task: TaskSpec, states: range, seed: int, player: str, count: int) -> Iterator[tuple[int, int]]:
-    """Initial state and seed of each of `count` episodes of a task; a state comes again once all have been there."""
+def planned_episodes(
+    task: TaskSpec, split: SplitConfig, seed: int, player: str, count: int
+) -> Iterator[tuple[int, int]]:
+    """Initial state and seed of each of `count` episodes of a task; a state repeats once all have been used."""
+    states = split.train_states(task)
     order = derive_rng(seed, "demos", task.task_id).permutation(len(states))
     for attempt in range(count):
         yield states[int(order[attempt % len(states)])], derive_seed(seed, player, task.task_id, attempt)
@@ -236,5 +240,7 @@ def complete_episodes(
         while given in finished:
             given += 1
             episode = finished.pop(given - 1)
-            lost = isinstance(episode, EnvWorkerError)
-            yield episode if lost else Attempt(bool(episode["success_at_end"]), episode)
+            if isinstance(episode, EnvWorkerError):
+                yield episode
+            else:
+                yield Attempt(bool(episode["success_at_end"]), episode)

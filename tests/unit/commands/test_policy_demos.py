@@ -13,7 +13,7 @@ import pytest
 from cli.collect_demos import main
 from cli.train_sac_vla import main as train
 from rlvla.commands.demos.config import CollectConfig
-from rlvla.commands.demos.policy import policy_player
+from rlvla.commands.demos.players import policy_player
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_demonstrations
 from rlvla.data.replayed_episodes import play_again, recorded_env

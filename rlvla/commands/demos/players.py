@@ -1,15 +1,15 @@
-"""Demonstrations played by a trained policy.
+"""Players of demonstrations: scripted experts and trained policies.
 
-An episode is played as the policy was trained, without images if it reads none. Its actions are then played again in
-the environment of the recording, which shows what another policy is to read: images and the robot's proprio before each
-step. Of primitives, the actions that they consist of are played.
+A policy plays an episode as it was trained, without images if it reads none. Its actions are then replayed in the
+environment of the recording, which has the images and proprio that another policy reads before each step. Primitives
+are recorded as the actions that they consist of.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -18,75 +18,153 @@ import torch
 
 from rlvla.checkpoints.policy_folder import recorded_environment
 from rlvla.commands.demos.config import CollectConfig
-from rlvla.commands.demos.record import Attempt, complete_episodes, planned_episodes
+from rlvla.commands.demos.record import Attempt, Player, complete_episodes, planned_episodes
 from rlvla.commands.run_policies import policy_folder
 from rlvla.commands.setup import CheckedRun, check_run
 from rlvla.envs.base import TaskSpec
-from rlvla.envs.config import EnvConfig, SplitConfig
+from rlvla.envs.config import EnvConfig, SplitConfig, heldout_problems
+from rlvla.envs.experts import ExpertConfig, make_expert
 from rlvla.envs.registry import get_suite
 from rlvla.envs.workers.answer_checks import AnswerChecker
-from rlvla.envs.workers.messages import EnvSpec, PlayActions
+from rlvla.envs.workers.config import WorkerConfig
+from rlvla.envs.workers.messages import EnvSpec, PlayActions, RunExpert
 from rlvla.envs.workers.pool import EnvWorkerError
 from rlvla.envs.workers.watchdog import WatchedPool
 from rlvla.experience import Sample
 from rlvla.models.config import PolicyConfig
 from rlvla.models.policy import Policy
 from rlvla.rollout import EpisodeRequest, RolloutConfig, RolloutEngine
+from rlvla.utils.cli.flags import no_effect, range_problems
 from rlvla.utils.errors import ConfigError, Problem
+from rlvla.utils.files import output_folder_problem
 from rlvla.utils.terminal import passing_note
 
 _BLOCK = 64  # episodes that are played before the first of them is recorded
 
 
+def checked_player(
+    env: EnvConfig,
+    config: CollectConfig,
+    split: SplitConfig,
+    workers: WorkerConfig,
+    policy: PolicyConfig,
+    expert: Callable[[], ExpertConfig],
+) -> Player:
+    """The player of a checked configuration.
+
+    Raises:
+        ConfigError: all problems.
+    """
+    problems = [p for part in (env, config, split, workers, policy) for p in range_problems(part)]
+    problems += workers.problems(env.env_python)
+    if folder := output_folder_problem(config.output):
+        problems.append(Problem("output", "folder_in_use", f"--output: {folder}"))
+    errors = ExpertConfig()
+    player: Player | None = None
+    try:
+        errors = expert()
+    except ConfigError as error:
+        problems += error.problems
+    if config.policy is not None:
+        problems += [no_effect(*flag, "--policy plays, not the scripted expert") for flag in _changed(errors)]
+    else:
+        sampling = [] if config.temperature is None else [("temperature", config.temperature)]
+        problems += [no_effect(*flag, "there is no --policy") for flag in sampling + _changed(policy)]
+    try:
+        if config.policy is None:
+            player = ExpertPlayer(env, config, split, errors)
+        else:
+            player = policy_player(policy, env, config, split)
+        tasks = player.env.tasks()
+        problems += config.problems(tasks) + split.problems(tasks, 1) + player.problems()
+        problems += heldout_problems(split.heldout_tasks, player.env, tasks)
+    except ConfigError as error:
+        problems += error.problems
+    if problems or player is None:
+        raise ConfigError(dict.fromkeys(problems))
+    return player
+
+
+def _changed(group: Any) -> list[tuple[str, Any]]:
+    """Names and values of the flags of a group that are not at their defaults."""
+    return [(f.name, value) for f in fields(group) if (value := getattr(group, f.name)) != f.default]
+
+
 @dataclass
-class PolicyPlayer:
+class ExpertPlayer(Player):
+    """Plays the scripted expert of each task.
+
+    Attributes:
+        expert: the expert's errors.
+    """
+
+    name: ClassVar[str] = "expert"
+    advice: ClassVar[str] = "lower its errors"
+    expert: ExpertConfig
+
+    def problems(self) -> list[Problem]:
+        """Tasks that the expert cannot play."""
+        problems = []
+        for task in self.env.tasks():
+            if task.primitives:
+                text = f"the scripted expert of {task.name} gives actions of the controller, not primitives; leave "
+                problems.append(Problem("task_suite_name", "primitives", f"{text}--action_space out"))
+            try:
+                make_expert(self.env.suite, task.task_id, self.expert)
+            except ConfigError as error:
+                problems += error.problems
+        return problems
+
+    def attempts(self, pool: WatchedPool, task: TaskSpec) -> Iterator[Attempt | EnvWorkerError]:
+        """See `Player.attempts`."""
+        options = self.env.env_kwargs()
+        spec = EnvSpec(task.suite, task.task_id, options)
+        planned = planned_episodes(task, self.split, self.config.seed, self.name, self.most_attempts(task))
+        commands = (RunExpert(spec, init_state_id, number, self.expert) for init_state_id, number in planned)
+        return complete_episodes(pool, commands, AnswerChecker(task, options))
+
+
+@dataclass
+class PolicyPlayer(Player):
     """Plays a trained policy.
 
     Attributes:
-        env: the environment of the recording.
         setting: the policy and the environment that it plays in.
-        config: what is recorded.
-        split: initial states.
     """
 
     name: ClassVar[str] = "policy"
     advice: ClassVar[str] = "train it for longer"
-
-    env: EnvConfig
     setting: CheckedRun
-    config: CollectConfig
-    split: SplitConfig
+
+    @property
+    def _repeats(self) -> bool:
+        """Whether all episodes from an initial state are the same."""
+        return self.config.temperature is None and not self.setting.spec.greedy_noise
 
     def problems(self) -> list[Problem]:
-        """Initial states that are too few."""
-        if self.config.temperature is not None or self.setting.spec.greedy_noise:
-            return []
-        found = []
-        for task in self.env.tasks():
-            states, wanted = len(self.split.train_states(task)), self.config.wanted(task)
-            if states < wanted:
-                own = wanted != self.config.num_demos
-                flag, value = ("task_demos", f"{task.name}:{wanted}") if own else ("num_demos", wanted)
+        """Too few initial states."""
+        problems = []
+        for task in self.env.tasks() if self._repeats else ():
+            states, number = len(self.split.train_states(task)), self.config.wanted(task)
+            if states < number:
+                of_task = number != self.config.num_demos
+                flag, value = ("task_demos", f"{task.name}:{number}") if of_task else ("num_demos", number)
                 text = (
-                    f"--{flag} {value}: greedy actions are the same in every episode from a state, and "
-                    f"{task.name}"
-                    f" has {states} to record from; ask for fewer, or give --temperature"
+                    f"--{flag} {value}: greedy actions are the same in every episode from a state, and {task.name} "
+                    f"has {states} to record from; ask for fewer, or give --temperature"
                 )
-                found.append(Problem(flag, "too_few_states", text))
-        return found
+                problems.append(Problem(flag, "too_few_states", text))
+        return problems
 
     def most_attempts(self, task: TaskSpec) -> int:
-        """See `Player.most_attempts`; greedy actions from a state are always the same."""
-        most = self.config.wanted(task) * self.config.max_attempts
-        if self.config.temperature is not None or self.setting.spec.greedy_noise:
-            return most
-        return min(most, len(self.split.train_states(task)))
+        """See `Player.most_attempts`."""
+        most = super().most_attempts(task)
+        return min(most, len(self.split.train_states(task))) if self._repeats else most
 
     def attempts(self, pool: WatchedPool, task: TaskSpec) -> Iterator[Attempt | EnvWorkerError]:
         """See `Player.attempts`."""
-        config, most = self.config, self.most_attempts(task)
-        states = self.split.train_states(task)
-        planned = planned_episodes(task, states, config.seed, self.name, most)
+        config = self.config
+        planned = planned_episodes(task, self.split, config.seed, self.name, self.most_attempts(task))
         requests = [
             EpisodeRequest(task.suite, task.task_id, init_state_id, seed, str(number))
             for number, (init_state_id, seed) in enumerate(planned)
@@ -132,7 +210,7 @@ class PolicyPlayer:
     def _record(
         self, pool: WatchedPool, task: TaskSpec, samples: Sequence[Sample]
     ) -> Iterator[Attempt | EnvWorkerError]:
-        """Play the actions of these episodes again, and record what is seen."""
+        """Replay the actions of these episodes in the environment of the recording."""
         (played,) = (other for other in self.setting.tasks if other.task_id == task.task_id)
         options = self.env.env_kwargs()
         if task.max_steps != played.max_steps:  # several tasks, whose limits differ
@@ -158,7 +236,7 @@ def policy_player(policy: PolicyConfig, asked: EnvConfig, config: CollectConfig,
 
     Args:
         policy: further settings of the policy.
-        asked: flags of the environment; those of what is seen are for the recording, see `recorded_env`.
+        asked: flags of the environment; cameras, proprio and rendering apply to the recording, see `recorded_env`.
         config: what is recorded.
         split: initial states.
 
@@ -180,11 +258,11 @@ def policy_player(policy: PolicyConfig, asked: EnvConfig, config: CollectConfig,
     setting, problems = check_run(replace(policy, pretrain=folder), played, SplitConfig("shared"), 1)
     if setting is None or problems:
         raise ConfigError([p if p.flag else p.of_flag("policy", config.policy) for p in problems])
-    return PolicyPlayer(recorded_env(asked, setting.env), setting, config, split)
+    return PolicyPlayer(recorded_env(asked, setting.env), config, split, setting)
 
 
 def _roles(suite: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """A suite's options that say what an action is, and those that show what a robot cannot know."""
+    """A suite's options that define its actions, and its privileged options."""
     options = get_suite(suite).options
     return ((), ()) if options is None else (options.action_options, options.privileged_options)
 
@@ -193,48 +271,33 @@ def _other_tasks(asked: EnvConfig, record: dict[str, Any], folder: str) -> list[
     """A suite or tasks that the policy was not trained for."""
     suite = record["task_suite_name"]
     if asked.task_suite_name not in (None, suite):
-        text = (
-            f"--policy {folder} was trained in {suite}, and --task_suite_name names "
-            f"{asked.task_suite_name}; leave that out"
-        )
-        return [Problem("policy", "other_suite", text)]
-    known = {task.task_id: task.name for task in EnvConfig(env_python=asked.env_python).completed(record).tasks()}
-    wanted = replace(asked, task_suite_name=suite).tasks() if asked.task_names else ()
-    ids = [*asked.task_ids, *(task.task_id for task in wanted)]
-    others = [str(task_id) for task_id in ids if task_id not in known]
+        text = f"--policy {folder} was trained in {suite}, not in --task_suite_name {asked.task_suite_name}"
+        return [Problem("policy", "other_suite", f"{text}; leave that out")]
+    trained = {task.task_id: task.name for task in EnvConfig(env_python=asked.env_python).completed(record).tasks()}
+    named = replace(asked, task_suite_name=suite).tasks() if asked.task_names else ()
+    others = [str(n) for n in (*asked.task_ids, *(task.task_id for task in named)) if n not in trained]
     if not others:
         return []
-    trained = ", ".join(f"{task_id} ({name})" for task_id, name in known.items())
-    text = (
-        f"--policy {folder} was trained on {trained}, and --task_ids names {' '.join(others)}; name "
-        "some of its tasks, or leave that out"
-    )
-    return [Problem("policy", "other_tasks", text)]
+    names = ", ".join(f"{task_id} ({name})" for task_id, name in trained.items())
+    text = f"--policy {folder} was trained on {names}, and --task_ids names {' '.join(others)}; name some of its tasks"
+    return [Problem("policy", "other_tasks", f"{text}, or leave that out")]
 
 
 def recorded_env(asked: EnvConfig, played: EnvConfig) -> EnvConfig:
     """The environment of the recording: that of the policy, with ordinary actions and nothing privileged.
 
     Args:
-        asked: flags; cameras, image size, proprio, rendering and privileged options are taken from there if given.
+        asked: flags; cameras, image size, proprio, rendering and privileged options take precedence if given.
         played: that of the policy.
 
     Raises:
-        ConfigError: the actions that primitives consist of are not known, or an option says what an action is.
+        ConfigError: the actions that primitives consist of are not known, or an option defines the actions.
     """
     actions, privileged = _roles(played.suite)
     given = [name for name in actions if name in asked.options]
     if given:
-        raise ConfigError(
-            [
-                Problem(
-                    name,
-                    "of_policy",
-                    f"--{name}: the actions are those of --policy, and demonstrations hold ordinary ones; leave it out",
-                )
-                for name in given
-            ]
-        )
+        text = "the actions are those of --policy, and demonstrations hold ordinary ones; leave it out"
+        raise ConfigError([Problem(name, "of_policy", f"--{name}: {text}") for name in given])
     ordinary = played.with_ordinary_actions()
     options = {name: value for name, value in ordinary.options.items() if name not in (*actions, *privileged)}
     return replace(
