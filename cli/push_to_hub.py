@@ -61,8 +61,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
     config = from_namespace(PushConfig, build_parser().parse_args(argv))
     with heavy_imports():
+        from rlvla.commands.push_to_hub import prepare, push, push_problems, replaced_folders
         from rlvla.commands.run_policies import policy_folder
-        from rlvla.commands.sharing.push import prepare, push, push_problems, replaced_folders
     problems = [*range_problems(config), *push_problems(config.repo_id, uploads=not config.dry_run)]
     repo_id = config.repo_id or "OWNER/NAME"
     try:

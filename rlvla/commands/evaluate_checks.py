@@ -51,20 +51,20 @@ class SuitePlan:
     Attributes:
         policies: the policies to evaluate, --pretrain first.
         earlier: results of earlier evaluations by file name.
-        given: `instructions` that the policies are told and `images` that they see, see `rlvla.evaluation.config`.
+        given: kinds of `instructions` and `images` that the policies receive, see `rlvla.evaluation.config`.
     """
 
     policies: tuple[EvaluatedPolicy, ...]
     earlier: Mapping[str, PolicyEvaluation]
-    given: Mapping[str, str]
+    given: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class JudgedSuccess:
-    """What tells success in an evaluation.
+    """The success detector of an evaluation.
 
     Attributes:
-        config: the source.
+        config: the source of success.
         models: the models it may use.
     """
 
@@ -78,8 +78,8 @@ class JudgedSuccess:
             self.plan().close()
         except ConfigError as error:
             problems += error.problems
-        reads = {"vlm": VLMServerConfig, "rm_model": ScoringModelConfig}.get(self.config.success_source)
-        read = {f.name for f in fields(reads)} if reads is not None else set()
+        kinds = {"vlm": VLMServerConfig, "rm_model": ScoringModelConfig}
+        read = {f.name for source, kind in kinds.items() if source == self.config.success_source for f in fields(kind)}
         return problems + [
             no_effect(f.name, value, f"--success_source {self.config.success_source} does not use it")
             for f in fields(self.models)
@@ -90,10 +90,7 @@ class JudgedSuccess:
         """Problems if a reward model gets other observations than in training."""
         if self.config.success_source != "rm_model":
             return []
-        width = setting.state_input.settings.width if setting.state_input else 0
-        length = setting.spec.proprio_dim
-        shown = ObservationSpec(setting.env, length - width if length else 0)
-        return folder_problems({"rm_model_path": self.models.rm_model_path}, shown)
+        return folder_problems({"rm_model_path": self.models.rm_model_path}, ObservationSpec.of(setting))
 
     def plan(self) -> RewardPlan:
         """Success as the only reward; ConfigError if the source cannot be used."""
@@ -125,53 +122,37 @@ def check(
     folders = [policy.pretrain, *config.compare]
     if config.num_videos:
         require("av", extra="video")
-    if config.video_cameras and not config.num_videos:
-        problems.append(
-            Problem("video_cameras", "needs_flag", "--video_cameras: no videos are recorded; give --num_videos as well")
-        )
     if config.report and os.path.isfile(config.report):
         problems.append(Problem("report", "invalid_file", f"--report {config.report} is a file; name a folder"))
-    if config.output is None:
-        why = target_problem(output_of(policy, config), folder=False)
-        problems += (
-            [Problem("output", "not_writable", f"{why}; --output names another place for the results")] if why else []
-        )
+    if config.output is None and (why := target_problem(output_of(policy, config), folder=False)):
+        problems.append(Problem("output", "not_writable", f"{why}; --output names another place for the results"))
     if config.eval_samples > 1 and not config.sampled:
-        text = (
-            f"--eval_samples {config.eval_samples}: greedy episodes of an initial state are all alike; give --sampled"
-        )
-        problems.append(Problem("eval_samples", "needs_flag", text))
+        text = f"--eval_samples {config.eval_samples}: greedy episodes of an initial state are all alike"
+        problems.append(Problem("eval_samples", "needs_flag", f"{text}; give --sampled"))
     if config.eval_samples > 1 and config.compare:
-        text = (
-            f"--eval_samples {config.eval_samples}: baselines are compared episode by episode, one for "
-            "each initial state; leave out --compare, or this"
-        )
-        problems.append(Problem("eval_samples", "contradiction", text))
-    problems += [
-        Problem("compare", "duplicate", f"--compare {name} is given twice")
-        for name in folders
-        if folders.count(name) > 1
-    ]
+        text = f"--eval_samples {config.eval_samples}: baselines are compared with one episode for each initial state"
+        problems.append(Problem("eval_samples", "contradiction", f"{text}; leave out --compare, or this"))
     suites = config.task_suite_name or (env.task_suite_name,)
+    lists: dict[str, Sequence[str | None]] = {"compare": folders, "task_suite_name": suites}
+    lists |= {"instructions": config.instructions, "images": config.images}
     problems += [
-        Problem("task_suite_name", "duplicate", f"--task_suite_name names {suite} twice")
-        for suite in suites
-        if suites.count(suite) > 1
+        Problem(flag, "duplicate", f"--{flag}: {value} is given twice")
+        for flag, values in lists.items()
+        for value in values
+        if values.count(value) > 1
     ]
-    for flag, kinds in (("instructions", config.instructions), ("images", config.images)):
-        problems += [
-            Problem(flag, "duplicate", f"--{flag}: {kind} is given twice") for kind in kinds if kinds.count(kind) > 1
-        ]
     if config.each_perturbation and not env.options.get("perturb"):
         text = "--each_perturbation: there is none; give --perturb KIND=LEVEL ..."
         problems.append(Problem("each_perturbation", "needs_flag", text))
+    if config.video_cameras and not config.num_videos:
+        text = "--video_cameras: no videos are recorded; give --num_videos as well"
+        problems.append(Problem("video_cameras", "needs_flag", text))
     plans: dict[str, SuitePlan] = {}
     of_suites: dict[str | None, list[Problem]] = {}
     for suite in dict.fromkeys(suites):
         for condition, given in _conditions(replace(env, task_suite_name=suite), config):
             try:
-                name, plan = _plan(policy, condition, split, config, success, given)
-                plans[name] = plan
+                plans |= [_plan(policy, condition, split, config, success, given)]
             except ConfigError as error:
                 of_suites[suite] = list(dict.fromkeys([*of_suites.get(suite, ()), *error.problems]))
     if len(plans) > 1:  # --allow_unpaired would put the results of another suite or condition into a row
@@ -201,16 +182,15 @@ def _merged(of_suites: Mapping[str | None, Sequence[Problem]], suites: int) -> l
 
 
 def _conditions(env: EnvConfig, config: EvalConfig) -> list[tuple[EnvConfig, dict[str, str]]]:
-    """What a suite is evaluated under, and what the policy is told and sees: all combinations.
-
-    Perturbations are as the flags say, or none and each of them alone.
-    """
+    """All combinations of perturbations (those of the flags, or none and each alone), instructions and images."""
     perturbed = [env]
     if config.each_perturbation:
-        words = [(), *((word,) for word in env.options.get("perturb", ()))]
-        perturbed = [replace(env, options={**env.options, "perturb": these}) for these in words]
-    parts = product(perturbed, dict.fromkeys(config.instructions), dict.fromkeys(config.images))
-    return [(condition, {"instructions": told, "images": seen}) for condition, told, seen in parts]
+        kinds = [(), *((kind,) for kind in env.options.get("perturb", ()))]
+        perturbed = [replace(env, options={**env.options, "perturb": alone}) for alone in kinds]
+    combinations = product(perturbed, dict.fromkeys(config.instructions), dict.fromkeys(config.images))
+    return [
+        (condition, {"instructions": instruction, "images": image}) for condition, instruction, image in combinations
+    ]
 
 
 def _condition(protocols: Mapping[str, dict[str, Any]]) -> list[str]:
@@ -225,17 +205,17 @@ def _plan(
     split: SplitConfig,
     config: EvalConfig,
     success: JudgedSuccess,
-    given: Mapping[str, str],
+    given: Mapping[str, Any],
 ) -> tuple[str, SuitePlan]:
     """Name of the suite, with its condition, and its checked policies; raises a ConfigError with all problems."""
     problems: list[Problem] = []
     policies: list[EvaluatedPolicy] = []
     earlier: dict[str, PolicyEvaluation] = {}
-    words = [*(env.options.get("perturb", ()) if config.each_perturbation else ())]
-    words += condition_labels({name: kind for name, kind in given.items() if len(getattr(config, name)) > 1})
+    labels = [*(env.options.get("perturb", ()) if config.each_perturbation else ())]
+    labels += condition_labels({name: kind for name, kind in given.items() if len(getattr(config, name)) > 1})
 
-    def called(suite: str) -> str:
-        return ", ".join([suite, *words])
+    def title(suite: str) -> str:
+        return ", ".join([suite, *labels])
 
     for name in dict.fromkeys([policy.pretrain, *config.compare]):
         label = "" if name == policy.pretrain else f"--compare {name}: "
@@ -243,29 +223,24 @@ def _plan(
             if label and Path(name).is_file():
                 suite = policies[0].setting.env.suite if policies else env.task_suite_name
                 if suite is not None:  # otherwise the policy itself is missing, which is already reported
-                    earlier[name] = PolicyEvaluation.read(Path(name), called(suite))
+                    earlier[name] = PolicyEvaluation.read(Path(name), title(suite))
                 continue
             setting, more = check_run(
                 replace(policy, pretrain=name), env, split, config.eval_episodes, success=success.config
             )
             problems += [p.prefixed(label) for p in more]
-            if setting is not None:
-                of_model = success.model_problems(setting)
-                problems += [p for p in of_model if p not in problems]
-            if setting is not None and not label:
-                problems += scene_problems(setting, config.video_cameras)
-            if setting is not None and not more:
-                policies.append(EvaluatedPolicy(name, setting, _protocols(setting, config, success, given)))
-                if given["instructions"] == "shuffled" and len(known_instructions(setting.tasks)) == 1:
-                    text = (
-                        "--instructions shuffled: all evaluated tasks have one instruction, "
-                        f"'{setting.tasks[0].instruction}'; evaluate several tasks"
-                    )
-                    problems.append(Problem("instructions", "too_few", text))
-                if given["images"] == "none" and not label and not setting.spec.reads_images:
-                    problems.append(
-                        Problem("images", "no_effect", f"--images none: {name} reads no images; leave it out")
-                    )
+            if setting is None:
+                continue
+            policies.append(EvaluatedPolicy(name, setting, _protocols(setting, config, success, given)))
+            problems += [p for p in success.model_problems(setting) if p not in problems]
+            if given["instructions"] == "shuffled" and len(known_instructions(setting.tasks)) == 1:
+                text = f"all evaluated tasks have one instruction, '{setting.tasks[0].instruction}'; evaluate several"
+                problems.append(Problem("instructions", "too_few", f"--instructions shuffled: {text}"))
+            if label:
+                continue
+            problems += scene_problems(setting, config.video_cameras)
+            if given["images"] == "none" and not setting.spec.reads_images:
+                problems.append(Problem("images", "no_effect", f"--images none: {name} reads no images; leave it out"))
         except ConfigError as error:
             problems += [p.prefixed(label) for p in error.problems]
     if not problems:
@@ -274,7 +249,7 @@ def _plan(
         problems += [p for name, protocols in others.items() for p in _pairing_problems(name, first, protocols, config)]
     if problems:
         raise ConfigError(problems)
-    return called(policies[0].setting.env.suite), SuitePlan(tuple(policies), earlier, given)
+    return title(policies[0].setting.env.suite), SuitePlan(tuple(policies), earlier, given)
 
 
 def output_of(policy: PolicyConfig, config: EvalConfig) -> Path:
@@ -293,7 +268,7 @@ def samples_of(config: EvalConfig, temperature: float | None) -> int:
 
 
 def _protocols(
-    setting: CheckedRun, config: EvalConfig, success: JudgedSuccess, given: Mapping[str, str]
+    setting: CheckedRun, config: EvalConfig, success: JudgedSuccess, given: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
     env = setting.resolved
     return {
@@ -322,9 +297,6 @@ def _pairing_problems(
     differences = [phrase for mode in common for phrase in describe_differences(first[mode], other[mode])]
     if not differences or config.allow_unpaired:
         return []
-    text = (
-        f"--compare {name} was not measured by the same protocol "
-        f"({'; '.join(dict.fromkeys(differences))}); evaluate both alike, or give --allow_unpaired for"
-        " a marked comparison without pairs"
-    )
-    return [Problem("compare", "protocols_differ", text)]
+    text = f"--compare {name} was not measured by the same protocol ({'; '.join(dict.fromkeys(differences))})"
+    remedy = "evaluate both alike, or give --allow_unpaired for a marked comparison without pairs"
+    return [Problem("compare", "protocols_differ", f"{text}; {remedy}")]

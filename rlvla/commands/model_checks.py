@@ -35,6 +35,13 @@ class ObservationSpec:
     env: EnvConfig
     proprio_dim: int
 
+    @classmethod
+    def of(cls, setting: CheckedRun) -> ObservationSpec:
+        """Observations of a run, without the state of a reward machine, which only the policy receives."""
+        width = setting.state_input.settings.width if setting.state_input else 0
+        length = setting.spec.proprio_dim
+        return cls(setting.env, length - width if length else 0)
+
 
 def observation_problems(folder: str | Path, spec: PolicySpec, shown: ObservationSpec) -> list[Problem]:
     """Why a model cannot use these observations, or was trained on different ones.
@@ -42,55 +49,45 @@ def observation_problems(folder: str | Path, spec: PolicySpec, shown: Observatio
     Camera names are compared only if they belong to the suite; datasets from other sources have different names.
 
     Args:
-        folder: where the model comes from; what it was trained to see is recorded there, if anything is.
+        folder: folder of the model, which may record the observations that it was trained on.
         spec: facts of the model.
         shown: the observations it would receive.
     """
-    problems = []
+    problems: list[Problem] = []
+
+    def add(reason: str, text: str) -> None:
+        problems.append(Problem(None, reason, f"{folder} {text}"))
+
     cameras, suite = shown.env.camera_names, get_suite(shown.env.suite)
     recorded = recorded_environment(folder)
-    known = tuple(recorded.get("cameras") or ())
+    trained = tuple(recorded.get("cameras") or ())
     is_same = recorded.get("task_suite_name") == shown.env.suite
-    of_suite = set(known) <= set(suite.cameras) or is_same and suite.options and suite.options.has_more_cameras
+    of_suite = set(trained) <= set(suite.cameras) or is_same and suite.options and suite.options.has_more_cameras
+    names = ", ".join(cameras)
     if spec.cameras not in (None, len(cameras)):
-        there = ", ".join(cameras)
-        problems.append(
-            Problem(None, "image_count", f"{folder} takes {spec.cameras} image(s); there are those of {there}")
-        )
-    elif known != cameras and known and of_suite:
-        text = (
-            f"{folder} was trained on the camera(s) {', '.join(known)}, and would be shown "
-            f"{', '.join(cameras)}; train one on these"
-        )
-        problems.append(Problem(None, "cameras", text))
+        add("image_count", f"takes {spec.cameras} image(s); there are those of {names}")
+    elif trained != cameras and trained and of_suite:
+        before = ", ".join(trained)
+        add("cameras", f"was trained on the camera(s) {before}, and would be shown {names}; train one on these")
     size = shown.env.image_size or suite.default_image_size
     if spec.image_size not in (None, size):
-        problems.append(
-            Problem(None, "image_size", f"{folder} takes images of {spec.image_size} pixels; these have {size}")
-        )
-    quality, own = recorded.get("render_quality"), shown.env.render_quality or "fast"
-    if quality not in (None, own):
-        text = f"{folder} was trained on --render_quality {quality}, and would be shown {own}; train one on these"
-        problems.append(Problem(None, "render_quality", text))
+        add("image_size", f"takes images of {spec.image_size} pixels; these have {size}")
+    quality, now = recorded.get("render_quality"), shown.env.render_quality or "fast"
+    if quality not in (None, now):
+        add("render_quality", f"was trained on --render_quality {quality}, and would be shown {now}; train one on that")
     if spec.proprio_dim not in (0, shown.proprio_dim):
-        there_are = f"there are {shown.proprio_dim}" if shown.proprio_dim else "there is none (--use_proprio)"
-        problems.append(
-            Problem(None, "proprio_dims", f"{folder} takes {spec.proprio_dim} numbers of proprioception; {there_are}")
-        )
+        available = f"there are {shown.proprio_dim}" if shown.proprio_dim else "there is none (--use_proprio)"
+        add("proprio_dims", f"takes {spec.proprio_dim} numbers of proprioception; {available}")
     return problems
 
 
 def value_model_problems(flags: PPORun, setting: CheckedRun | None) -> list[Problem]:
     """Problems of the critic's folder and, with a checked run, of the observations of critic and reward models."""
-    shown = None
-    if setting is not None:
-        state_input, length = setting.state_input, setting.spec.proprio_dim
-        width = state_input.settings.width if state_input else 0  # reward models do not observe the machine state
-        shown = ObservationSpec(setting.env, length - width if length else 0)
-    problems = _critic_problems(flags, setting, shown)
-    if shown is not None:
-        problems += source_problems(flags.rewards, shown, flags.success.success_source)
-    return problems
+    if setting is None:
+        return _critic_problems(flags, None, None)
+    shown = ObservationSpec.of(setting)
+    of_sources = source_problems(flags.rewards, shown, flags.success.success_source)
+    return _critic_problems(flags, setting, shown) + of_sources
 
 
 def source_problems(rewards: RewardConfig, shown: ObservationSpec, success_source: str = SIMULATOR) -> list[Problem]:
@@ -132,12 +129,10 @@ def _critic_problems(flags: PPORun, setting: CheckedRun | None, shown: Observati
         critic = check_checkpoint(folder, key, flags.env.task_suite_name, overrides)
         spec, problems = critic.spec, []
         if setting is not None and shown is not None:
-            own, policy = [(c.action_chunk_len, c.action_dim) for c in (spec, setting.spec)]
-            if own != policy:
-                text = (
-                    f"{folder} values chunks of {' x '.join(map(str, own))} action tokens; the policy acts in "
-                    f"{' x '.join(map(str, policy))}: train one with its --action_chunk_len"
-                )
+            valued, acted = (f"{c.action_chunk_len} x {c.action_dim}" for c in (spec, setting.spec))
+            if valued != acted:
+                text = f"{folder} values chunks of {valued} action tokens; the policy acts in {acted}"
+                text += ": train one with its --action_chunk_len"
                 problems.append(Problem("critic_pretrain", "action_shape", text))
             # Unlike a reward model, the critic observes the machine state, as the policy does.
             seen = replace(shown, proprio_dim=setting.spec.proprio_dim)
@@ -145,15 +140,9 @@ def _critic_problems(flags: PPORun, setting: CheckedRun | None, shown: Observati
             sized = spec.image_size if setting.spec.image_size is not None else None
             unlike = observation_problems(folder, replace(spec, image_size=sized), seen)
             if not unlike and (differences := critic.preparation_differences(setting.checkpoint)):
-                what = ", ".join(differences)
-                unlike = [
-                    Problem(
-                        "critic_pretrain",
-                        "mismatch",
-                        f"{folder} prepares observations differently ({what}); train a critic from this policy, or "
-                        "leave the flag out",
-                    )
-                ]
+                text = f"{folder} prepares observations differently ({', '.join(differences)})"
+                text += "; train a critic from this policy, or leave the flag out"
+                unlike = [Problem("critic_pretrain", "mismatch", text)]
             problems += unlike
     except ConfigError as error:
         problems = error.problems

@@ -119,8 +119,8 @@ def _data_problems(demos: Demonstrations, config: RewardModelConfig, run: Reward
     frames, world = sum(len(demos.images[i]) for i in train), launched_world_size()
     problems, paths = [], " ".join(run.demos)
     if frames < world:
-        text = f"--demos {paths}: {frames} training frames for {world} ranks; use fewer ranks or more episodes"
-        problems.append(Problem("demos", "too_few_frames", text))
+        text = f"--demos {paths}: {frames} training frames cannot be shared by {world} ranks"
+        problems.append(Problem("demos", "too_few_frames", f"{text}; use fewer ranks or more episodes"))
     for name, part in (("training", train), ("held-out", heldout)):
         if config.pairs is not None:
             try:

@@ -118,7 +118,7 @@ def test_mistakes_are_told_before_anything_starts(
     assert (
         "unknown task suite 'toyreach' (did you mean toy_reach?); known suites: " in told and "libero_10[_lan|" in told
     )
-    assert "--task_suite_name names toy_reach twice" in refused(capsys, *argv, "toy_reach", "toy_reach")
+    assert "--task_suite_name: toy_reach is given twice" in refused(capsys, *argv, "toy_reach", "toy_reach")
     err = refused(capsys, *argv, "toy_reach", "mirrored_reach", "--task_ids", 1)
     assert "toy_reach has no task 1" in err and err.count("  - ") == 1, "the other suite has it"
     err = refused(capsys, *argv, "toy_reach", "mirrored_reach", "--unnorm_key", "other")

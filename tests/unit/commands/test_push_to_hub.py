@@ -10,26 +10,26 @@ import huggingface_hub.constants as hub_constants
 import pytest
 
 from cli.push_to_hub import main
-from rlvla.commands.sharing.files import select
+from rlvla.commands.push_to_hub import select
 from tests.support.hub_server import Hub, hub_server
 from tests.support.shared_policies import evaluation, make_run
 
 OF_THE_POLICY = ["README.md", "config.json", "eval.json", "model.safetensors", "rlvla_environment.json"]
 OTHERS = {
-    "optimizer.pt": "a state of training",
-    "optimizer_state.safetensors": "a state of training",
-    "training_state/scheduler_state.json": "a state of training",
-    "checkpoints/iteration_1/weights.safetensors": "a state of training",
-    "mp_rank_00_model_states.pt": "no file of a policy",
-    "events.out.tfevents.1": "no file of a policy",
+    "optimizer.pt": "training state",
+    "optimizer_state.safetensors": "training state",
+    "training_state/scheduler_state.json": "training state",
+    "checkpoints/iteration_1/weights.safetensors": "training state",
+    "mp_rank_00_model_states.pt": "not a policy file",
+    "events.out.tfevents.1": "not a policy file",
     "eval_1.json": "an earlier evaluation",
-    "eval.md": "no file of a policy",
+    "eval.md": "not a policy file",
     ".git/config.json": "hidden",
-    "modeling.py": "no file of a policy",
-    "notes.txt": "no file of a policy",
-    "wandb-settings.json": "no file of a policy",
-    "train_config.json": "no file of a policy",
-    "vision/secrets.json": "no file of a policy",
+    "modeling.py": "not a policy file",
+    "notes.txt": "not a policy file",
+    "wandb-settings.json": "not a policy file",
+    "train_config.json": "not a policy file",
+    "vision/secrets.json": "not a policy file",
 }
 PARTS = [
     "action_head--50000_checkpoint.pt",
@@ -109,7 +109,7 @@ def test_a_dry_run_lists_all_of_it_and_uploads_nothing(
     assert [line.split("  ")[0] for line in listed[:-3]] == OF_THE_POLICY
     assert listed[1].endswith("B  (paths and addresses shortened)") and listed[3] == "model.safetensors  3.0 kB"
     assert listed[-3:] == [
-        "not uploaded: optimizer.pt  (a state of training)",
+        "not uploaded: optimizer.pt  (training state)",
         "weights that are in these folders of the repository already would be removed: ., lora_adapter",
         "a private repository: me/toy; nothing was uploaded",
     ]

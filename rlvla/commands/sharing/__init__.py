@@ -1,1 +1,0 @@
-"""Sharing a policy: what of its folder is uploaded, and the upload."""
