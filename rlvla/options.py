@@ -142,15 +142,12 @@ class Registry(Generic[F]):
             raise ValueError(f"{self.kind} {name!r}: unknown attribute(s) {', '.join(unknown)}")
 
         def decorate(target: F) -> F:
-            built_in = self._package is not None and target.__module__.startswith(f"{self._package}.")
-            before = self._entries.get(name) or (None if built_in else self._imported(name))
+            before = self._entries.get(name) or (None if self._is_built_in(target) else self._imported(name))
             if before is not None and _origin(before.target) != _origin(target):
                 owner = ".".join(_origin(before.target))
                 raise ValueError(f"{self.kind} {name!r} already belongs to {owner}; register under another name")
-            own = options or self._declared.get(name)
-            if own is None and not built_in and self._package is not None:
-                own = self._options_of_a_built_in(target)
-            self._entries[name] = Entry(target, own, {**self._defaults, **attributes})
+            declared = options or self._declared.get(name) or self._inherited_options(target)
+            self._entries[name] = Entry(target, declared, {**self._defaults, **attributes})
             return target
 
         return decorate
@@ -186,27 +183,32 @@ class Registry(Generic[F]):
         return frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
 
     def names(self) -> list[str]:
-        """All names, sorted."""
+        """Names of all entries, sorted."""
         self._import_package()
         return sorted({*self._modules, *self._entries})
 
-    def option_owners(self) -> dict[str, list[tuple[str, type]]]:
-        """Name of an option -> its owners: (name of the entry, dataclass of its options)."""
-        owners: dict[str, list[tuple[str, type]]] = {}
+    def option_owners(self) -> dict[str, dict[str, dataclasses.Field]]:
+        """Name of an option -> the entries that have it, with its field in the dataclass of their options."""
+        owners: dict[str, dict[str, dataclasses.Field]] = {}
         for name in self.names():
-            options = self.options(name)
+            options: Any = self.options(name)
             for option in dataclasses.fields(options) if options else ():
                 if "help" in option.metadata:
-                    owners.setdefault(option.name, []).append((name, options))  # type: ignore[arg-type]
+                    owners.setdefault(option.name, {})[name] = option
         return owners
 
-    def _options_of_a_built_in(self, function: Callable) -> type | None:
+    def _is_built_in(self, target: Callable) -> bool:
+        return self._package is not None and target.__module__.startswith(f"{self._package}.")
+
+    def _inherited_options(self, function: Callable) -> type | None:
+        """The largest options of a built-in entry whose keyword arguments are all parameters of a user's function."""
+        if self._package is None or self._is_built_in(function):
+            return None
+        built_in = [entry.options for entry in self._entries.values() if self._is_built_in(entry.target)]
+        sizes = {options: options().arguments().keys() for options in built_in if options is not None}
         parameters = inspect.signature(function).parameters.keys()
-        shared: list[type] = []
-        for options in {entry.options: None for entry in self._entries.values() if entry.options is not None}:
-            if parameters >= options().arguments().keys():
-                shared.append(options)
-        return max(shared, key=lambda options: len(options().arguments()), default=None)
+        fitting = [options for options, arguments in sizes.items() if arguments <= parameters]
+        return max(fitting, key=lambda options: len(sizes[options]), default=None)
 
     def _imported(self, name: str) -> Entry[F] | None:
         if name in self._modules:
@@ -234,72 +236,78 @@ def unmet_condition(option: dataclasses.Field, flags: Mapping[str, Any]) -> str 
 def selected(registry: Registry) -> Any:
     """A dataclass field with the options of the entry that `registry.flag`, a field of the same dataclass, selects.
 
-    The fields of all registered options are flags. Give the dataclass `fill_selected(self)` as its `__post_init__`.
+    None if the entry has no options. The fields of all registered options are flags. Give the dataclass
+    `fill_selected(self)` as its `__post_init__`.
     """
     return field(default=None, metadata={"registry": registry})
 
 
-def flag_values(config: Any) -> Iterator[tuple[dataclasses.Field, Any]]:
-    """The fields of a configuration that are flags, with their values, those of selected options included."""
-    for option in dataclasses.fields(config):
-        value = getattr(config, option.name)
-        if "help" in option.metadata:
-            yield option, value
-        elif "registry" in option.metadata:
-            for options in value if "every" in option.metadata else () if value is None else (value,):
-                yield from flag_values(options)
-
-
 def every(registry: Registry) -> Any:
-    """A dataclass field with the options of all entries of a registry several of which may be in use.
+    """A dataclass field with a tuple of the options of all entries of a registry, of which several may be in use.
 
-    Its value is a tuple of options; `options_of` finds those of an entry. See `selected` for the rest.
+    `options_of` finds those of an entry. See `selected` for the rest.
     """
     return field(default=None, metadata={"registry": registry, "every": True})
+
+
+def registered_options(config: Any) -> list[Any]:
+    """The options in the fields made by `selected` and `every`."""
+    values = [getattr(config, option.name) for option in dataclasses.fields(config) if "registry" in option.metadata]
+    return [
+        options
+        for value in values
+        for options in (value if isinstance(value, tuple) else (value,))
+        if options is not None
+    ]
+
+
+def flag_values(config: Any) -> Iterator[tuple[dataclasses.Field, Any]]:
+    """The fields of a configuration that are flags, with their values, those of registered options included."""
+    for part in (config, *registered_options(config)):
+        for option in dataclasses.fields(part):
+            if "help" in option.metadata:
+                yield option, getattr(part, option.name)
 
 
 def options_of(config: Any, registry: Registry, name: str) -> Any:
     """The options of an entry in the field made by `every`; None if it has none."""
     kind = registry.options(name)
-    values = [getattr(config, f.name) for f in dataclasses.fields(config) if f.metadata.get("registry") is registry]
     if kind is None:
         return None
-    return next((options for value in values for options in value if type(options) is kind), None) or kind()
-
-
-def _every_kind(registry: Registry) -> list[type]:
-    kinds = (registry.options(name) for name in registry.names())
-    return list(dict.fromkeys(kind for kind in kinds if kind is not None))
+    return next((options for options in registered_options(config) if type(options) is kind), None) or kind()
 
 
 def fill_selected(config: Any) -> None:
-    """Set fields made by `selected` and `every` that lack options of the entries to the default options."""
+    """Fill fields made by `selected` and `every` with the default options of entries whose options they lack."""
     for option in dataclasses.fields(config):
-        registry = option.metadata.get("registry")
-        if "every" in option.metadata:
-            made = {type(options): options for options in getattr(config, option.name) or ()}
-            filled = tuple(made[kind] if kind in made else kind() for kind in _every_kind(registry))
-            object.__setattr__(config, option.name, filled)
-        elif registry is not None:
-            options = registry.options(getattr(config, registry.flag))
-            if options is None or type(getattr(config, option.name)) is not options:
-                object.__setattr__(config, option.name, options() if options else None)
+        if "registry" in option.metadata:
+            value = getattr(config, option.name)
+            present = {type(options): options for options in (value if isinstance(value, tuple) else (value,))}
+            kinds = _option_types(option, lambda name: getattr(config, name))
+            filled = [present[kind] if kind in present else kind() for kind in kinds]
+            object.__setattr__(config, option.name, _field_value(option, filled))
 
 
 def from_values(config: type[C], values: Mapping[str, Any]) -> C:
-    """A configuration from values of flags by name, selected options included; other names are ignored."""
-    made: dict[str, Any] = {f.name: values[f.name] for f in dataclasses.fields(config) if f.name in values}  # type: ignore[arg-type]
-    for option in dataclasses.fields(config):  # type: ignore[arg-type]
-        registry = option.metadata.get("registry")
-        if "every" in option.metadata:
-            made[option.name] = tuple(from_values(kind, values) for kind in _every_kind(registry))
-        elif registry and (kind := registry.options(made.get(registry.flag, _default(config, registry.flag)))):
-            made[option.name] = from_values(kind, values)
+    """A configuration from values of flags by name, registered options included; other names are ignored."""
+    options: dict[str, dataclasses.Field] = {option.name: option for option in dataclasses.fields(config)}  # type: ignore[arg-type]
+    made = {name: values[name] for name in options if name in values}
+    for name, option in options.items():
+        if "registry" in option.metadata:
+            kinds = _option_types(option, lambda flag: made.get(flag, options[flag].default))
+            made[name] = _field_value(option, [from_values(kind, values) for kind in kinds])
     return config(**made)
 
 
-def _default(config: type, name: str) -> Any:
-    return config.__dataclass_fields__[name].default
+def _option_types(option: dataclasses.Field, value_of: Callable[[str], Any]) -> list[type]:
+    """The dataclasses of the options that a field made by `selected` or `every` holds."""
+    registry = option.metadata["registry"]
+    names = registry.names() if "every" in option.metadata else [value_of(registry.flag)]
+    return [kind for kind in dict.fromkeys(map(registry.options, names)) if kind is not None]
+
+
+def _field_value(option: dataclasses.Field, options: Sequence[Any]) -> Any:
+    return tuple(options) if "every" in option.metadata else next(iter(options), None)
 
 
 def keyword_arguments(options: Any, names: Collection[str]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,9 +34,12 @@ OPTIONS = ["--group_scale", "0.5", "--group_clip", "0.25", "--anchor_up", "2", "
 
 @pytest.fixture(autouse=True)
 def own_registries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the plug-ins register is gone after each test."""
+    """Each test loads the plug-ins, and what they register is gone after it."""
+    for name in [name for name in sys.modules if name.startswith("rlvla_custom_")]:
+        monkeypatch.delitem(sys.modules, name)
     for registry in (ADVANTAGE_ESTIMATORS, POLICY_LOSSES, LEARNERS, REWARDS):
-        registry.names()
+        for name in registry.names():
+            registry.get(name)  # imports the module that registers it
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
 
 

@@ -19,9 +19,9 @@ import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
-from rlvla.options import Registry, flag_values, unmet_condition
+from rlvla.options import Registry, flag_values, from_values, registered_options, unmet_condition
 from rlvla.options import arg as arg  # for suites and plug-ins
 from rlvla.utils.cli.config_file import config_file_arguments, config_file_of
 from rlvla.utils.cli.help import ShowHelp, everything
@@ -38,13 +38,15 @@ LARGEST_INTEGER = 10**9  # where a flag declares no maximum; no count of a run c
 LARGEST, SMALLEST = 1e12, 1e-12  # likewise: magnitudes of numbers that are not 0
 LONGEST_TEXT = 4096  # characters; no path is longer
 _LONGEST_NAME = 255  # bytes; of a file or folder
-_PATHS = ("FILE", "DIR", "PATH", "DIR_OR_FILE", "FILE.py:FUNCTION")  # what flags for paths take
+_PATHS = ("FILE", "DIR", "PATH", "DIR_OR_FILE", "FILE.py:FUNCTION")  # metavars of paths
 MAX_SEED = 2**32 - 1  # of numpy
-_MAX_DIGITS = 15  # of an integer as typed
+_MAX_DIGITS = 15  # of an integer
 NONE = "none"  # unsets a flag whose default is None, for example one set in a configuration file
 _SUGGESTIONS = 3
-_AS_CLOSE = 0.15  # difference of similarity up to which a name is suggested beside the nearest one
-_SHOWN = 300  # characters of what was typed, in a message
+_AS_CLOSE = 0.15  # a name is suggested beside the closest one if its similarity is at most this much lower
+_SHOWN = 300  # characters of a rejected value in a message
+
+C = TypeVar("C")
 
 
 class Parser(argparse.ArgumentParser):
@@ -56,6 +58,7 @@ class Parser(argparse.ArgumentParser):
         kinds: title of a group -> (kind, names) where there are several groups of a kind ("policy loss").
         essential: names of the flags that `--help` shows first.
         aliases: second names of flags, with their dashes.
+        owners: flag, with its dashes -> entry of a registry that has it as an option, e.g. "policy loss clip_cov".
     """
 
     def __init__(self, description: str):
@@ -71,6 +74,7 @@ class Parser(argparse.ArgumentParser):
         self.kinds: dict[str, tuple[str, Sequence[str]]] = {}
         self.essential: set[str] = {"config"}
         self.aliases: set[str] = set()
+        self.owners: dict[str, str] = {}
         self.common = self.add_argument_group("terminal and configuration file")
         self.common.add_argument("-h", "--help", action=ShowHelp)
         self.common.add_argument(
@@ -96,7 +100,7 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def flags(self) -> list[argparse.Action]:
-        """Everything on the command line that has a name with dashes."""
+        """The actions with option strings, positionals excluded."""
         return [action for action in self._actions if action.option_strings]
 
     def format_help(self) -> str:
@@ -107,16 +111,16 @@ class Parser(argparse.ArgumentParser):
         """The group of flags that belong to `names` of a kind, e.g. the policy losses clip_cov and kl_cov."""
         plural = kind if len(names) == 1 else f"{kind}{'es' if kind.endswith('s') else 's'}"
         title = f"{plural} {', '.join(names)}"
-        known = next((group for group in self._action_groups if group.title == title), None)
+        existing = next((group for group in self._action_groups if group.title == title), None)
         self.kinds[title] = kind, names
-        return known or self.add_argument_group(title)
+        return existing or self.add_argument_group(title)
 
     def give_up_alias(self, option: str) -> None:
         """Leave a second name of a flag to another flag."""
         for name in (option, f"--no-{option[2:]}"):
             action = self._option_string_actions.pop(name, None) if name in self.aliases else None
             if action is not None:
-                action.option_strings = [own for own in action.option_strings if own != name]
+                action.option_strings = [other for other in action.option_strings if other != name]
         self.aliases -= {option, f"--no-{option[2:]}"}
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> argparse.Namespace:
@@ -125,16 +129,16 @@ class Parser(argparse.ArgumentParser):
             import argcomplete
 
             argcomplete.autocomplete(self)
-        given = list(sys.argv[1:] if args is None else args)
+        argv = list(sys.argv[1:] if args is None else args)
         parsed = argparse.Namespace() if namespace is None else namespace
-        words: list[str] = []
+        from_file: list[str] = []
         problems: list[object] = []
         try:
-            words = config_file_arguments(given, self.repeated_flags())
+            from_file = config_file_arguments(argv, self.repeated_flags())
         except ConfigError as error:
             problems += error.problems
-        problems += [f"--config {config_file_of(given)}: {problem}" for problem in self.read_flags(words, parsed)]
-        problems += self.read_flags(given, parsed)
+        problems += [f"--config {config_file_of(argv)}: {problem}" for problem in self.read_flags(from_file, parsed)]
+        problems += self.read_flags(argv, parsed)
         if problems:
             self.error("\n  ".join(map(str, [*problems, *self.value_problems(parsed)])))
         set_output(parsed.log_level, quiet=parsed.quiet)
@@ -144,91 +148,88 @@ class Parser(argparse.ArgumentParser):
         """Names of the flags that are repeated for each of their values."""
         return [action.dest for action in self._actions if isinstance(action, argparse._AppendAction)]
 
-    def read_flags(self, words: Sequence[str], namespace: argparse.Namespace) -> list[str]:
-        """Store all valid flags in the namespace; returns what is wrong with the others.
+    def read_flags(self, argv: Sequence[str], namespace: argparse.Namespace) -> list[str]:
+        """Store all valid flags in the namespace and return the problems of the others.
 
         Flags are parsed one by one because argparse stops at the first mistake.
         """
-        parts: list[list[str]] = [[]]
-        for word in words:
-            if self._is_flag(word):
-                parts.append([])
-            parts[-1].append(word)
+        flags: list[list[str]] = [[]]  # each with its values
+        for token in argv:
+            if self._is_flag(token):
+                flags.append([])
+            flags[-1].append(token)
         problems = []
-        for part in parts:
-            if part and part[0].endswith("=--"):  # argparse takes the dashes out and fails
-                problems.append(f"{part[0][:-3]}: '--' is not a value")
+        if not flags[0]:
+            self.parse_known_args(flags.pop(0), namespace)  # sets defaults
+        for flag, *values in flags:
+            if flag.endswith("=--"):  # argparse takes the dashes out and fails
+                problems.append(f"{flag[:-3]}: '--' is not a value")
                 continue
+            name, _, value = flag.partition("=")
             try:
-                _, unknown = self.parse_known_args(part, namespace)
+                _, rest = self.parse_known_args([flag, *values], namespace)
             except argparse.ArgumentError as error:
-                typed = part[0].partition("=")[0] if self._is_flag(part[0]) else error.argument_name
-                problems.append(f"{typed}: {_one_line(error.message)}{self._other_value(part)}")
+                value = value or (values[0] if values else "")
+                action = self._option_string_actions.get(name)
+                synonym = OTHER_VALUES.get(action.dest, {}).get(value) if action else None
+                where = name if self._is_flag(flag) else error.argument_name
+                problems.append(f"{where}: {_one_line(error.message)}" + (f"; here it is {synonym}" if synonym else ""))
                 continue
-            if unknown and unknown[0].startswith("-"):
-                problems.append(self._unknown(unknown[0]))
-            elif unknown:
-                behind = f"{part[0]}: " if part[0].startswith("-") else ""
-                given = _one_line(" ".join(unknown))
-                takes_policy = not behind and len(unknown) == 1 and "--pretrain" in self._option_string_actions
-                is_policy = takes_policy and any(
-                    (Path(given) / name / "config.json").is_file() for name in ("", "policy")
-                )
-                meant = f"; did you mean --pretrain {given}?" if is_policy else ""
-                problems.append(f"{behind}unexpected value(s): {given}{meant}")
+            if rest and rest[0].startswith("-"):
+                problems.append(self._unknown(rest[0]))
+            elif rest:
+                text = _one_line(" ".join(rest))
+                place = f"{flag}: " if flag.startswith("-") else ""
+                hint = ""
+                if not place and len(rest) == 1 and "--pretrain" in self._option_string_actions:
+                    is_policy = any((Path(text) / folder / "config.json").is_file() for folder in ("", "policy"))
+                    hint = f"; did you mean --pretrain {text}?" if is_policy else ""
+                problems.append(f"{place}unexpected value(s): {text}{hint}")
         return problems
 
-    def _is_flag(self, word: str) -> bool:
+    def _is_flag(self, token: str) -> bool:
         """As in argparse, a lone dash, a negative number and a text with a space are values."""
-        number = self._negative_number_matcher.match(word)
-        return len(word) > 1 and word.startswith("-") and not number and " " not in word.partition("=")[0]
+        number = self._negative_number_matcher.match(token)
+        return len(token) > 1 and token.startswith("-") and not number and " " not in token.partition("=")[0]
 
-    def _unknown(self, word: str) -> str:
-        """The message for an unknown flag: what sets ours apart from another tool's, or which may have been meant."""
-        typed = word.partition("=")[0]
+    def _unknown(self, token: str) -> str:
+        """Message for an unknown flag, with a similar flag of this command or the counterpart of another tool's."""
+        typed = token.partition("=")[0]
         negative = typed.startswith("--no-")
         name = typed.lstrip("-")
         flag, difference = counterpart(name.removeprefix("no-"), self._first_names)
         if difference:
-            return f"unknown flag {_one_line(word)}; similar is {flag}: {difference}"
+            return f"unknown flag {_one_line(token)}; similar is {flag}: {difference}"
         if flag and negative:
             flag = f"--no-{flag[2:]}" if f"--no-{flag[2:]}" in self._option_string_actions else flag
         guess = not flag and "." not in name and name.removeprefix("no-") not in OTHER_TOOLS
         near = self._similar(f"--{name}", negative=negative) if guess else [flag] if flag else []
-        return f"unknown flag {_one_line(word)}" + (f"; did you mean {' or '.join(near)}?" if near else "")
+        return f"unknown flag {_one_line(token)}" + (f"; did you mean {' or '.join(near)}?" if near else "")
 
     @property
     def _first_names(self) -> dict[str, str]:
         return {option: action.option_strings[0] for option, action in self._option_string_actions.items()}
 
-    def _other_value(self, words: Sequence[str]) -> str:
-        """What a flag's value is called here, if it is one of another tool."""
-        typed, _, value = words[0].partition("=")
-        value = value or (words[1] if len(words) > 1 else "")
-        action = self._option_string_actions.get(typed)
-        here = OTHER_VALUES.get(action.dest, {}).get(value) if action else None
-        return f"; here it is {here}" if here else ""
-
     def _similar(self, typed: str, *, negative: bool) -> list[str]:
-        """Flags that start with what was typed, contain it or resemble it; not by their second names."""
-        known = [o for o in self._option_string_actions if o not in self.aliases and (negative or o[:5] != "--no-")]
+        """Flags that start with a mistyped name, contain it or resemble it; aliases stand for their flags."""
         meant = {option: self._option_string_actions[option].option_strings[0] for option in self.aliases}
         if typed in meant:
             return [meant[typed]]
-        near = [option for option in known if option.startswith(typed)]
-        near = near or [option for option in known if len(typed) > len("--x") and typed[2:] in option]
+        names = [o for o in self._option_string_actions if o not in self.aliases and (negative or o[:5] != "--no-")]
+        near = [option for option in names if option.startswith(typed)]
+        near = near or [option for option in names if len(typed) > len("--x") and typed[2:] in option]
         if not near:
             theirs = {f"--{name}": counterpart(name, self._first_names)[0] for name in OTHER_TOOLS if "." not in name}
             meant |= {name: flag for name, flag in theirs.items() if flag}
-            found = difflib.get_close_matches(typed, [*known, *meant], n=_SUGGESTIONS)
-            alike = [difflib.SequenceMatcher(None, option, typed).ratio() for option in found]
-            found = [option for option, ratio in zip(found, alike) if ratio > max(alike) - _AS_CLOSE]
-            near = list(dict.fromkeys(meant.get(option, option) for option in found))
+            matches = difflib.get_close_matches(typed, [*names, *meant], n=_SUGGESTIONS)
+            ratios = [difflib.SequenceMatcher(None, option, typed).ratio() for option in matches]
+            matches = [option for option, ratio in zip(matches, ratios) if ratio > max(ratios) - _AS_CLOSE]
+            near = list(dict.fromkeys(meant.get(option, option) for option in matches))
             near.sort(key=lambda option: self._option_string_actions[option].dest not in self.essential)
         return near[:_SUGGESTIONS]
 
     def value_problems(self, namespace: argparse.Namespace) -> list[Problem]:
-        """Of the flags that could be understood."""
+        """Problems with the values of the flags that could be parsed."""
         problems: list[Problem] = []
         for config, without in self.configs:
             try:
@@ -279,7 +280,7 @@ def _or_none(kind: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def _reader(kind: type, metadata: Mapping[str, Any]) -> Callable[[str], Any]:
-    """Converts what was typed; refuses what no flag can mean, so that later checks see only usable values."""
+    """Conversion of a value that rejects unusable texts and integers, so that later checks need not."""
 
     def convert(text: str) -> Any:
         problem = text_problem(text, metadata) if kind is str else None
@@ -320,15 +321,33 @@ def add_arguments(
                 parser.essential.add(field.name)
 
 
-def _add_flag(parser: Parser, group: Any, field: dataclasses.Field, hint: Any, reword: Callable[[str], str]) -> None:
+def _add_flag(
+    parser: Parser,
+    group: Any,
+    field: dataclasses.Field,
+    hint: Any,
+    reword: Callable[[str], str],
+    owner: str | None = None,
+) -> None:
+    """Add one flag; the name of a flag takes precedence over the alias of another one.
+
+    Raises:
+        ConfigError: two flags have the same name, one of them an option of a registered entry.
+    """
     metadata, text = field.metadata, field.metadata["help"]
-    text = reword(text() if callable(text) else text)
-    names = [metadata.get("flag", field.name), *metadata.get("aliases", ())]
-    options = argument(field, hint, text, field.default)
-    action = group.add_argument(*(f"--{name}" for name in names), dest=field.name, **options)
-    parser.aliases.update(option for option in action.option_strings if re.sub("^--(no-)?", "", option) in names[1:])
+    flag, *aliases = (f"--{name}" for name in (metadata.get("flag", field.name), *metadata.get("aliases", ())))
+    if owner is not None:
+        parser.give_up_alias(flag)
+    if flag in parser._option_string_actions and (option_of := owner or parser.owners.get(flag)):
+        raise ConfigError(f"{option_of}: the option {flag[2:]} has the name of another flag of this command; rename it")
+    names = [flag, *(alias for alias in aliases if alias not in parser.owners)]
+    options = argument(field, hint, reword(text() if callable(text) else text), field.default)
+    action = group.add_argument(*names, dest=field.name, **options)
+    parser.aliases.update(name for name in action.option_strings if re.sub("^--no-", "--", name) != flag)
     if metadata.get("essential"):
         parser.essential.add(field.name)
+    if owner is not None:
+        parser.owners[flag] = owner
 
 
 def _add_registered_options(parser: Parser, registry: Registry, reword: Callable[[str], str]) -> None:
@@ -337,30 +356,19 @@ def _add_registered_options(parser: Parser, registry: Registry, reword: Callable
     Raises:
         ConfigError: an option has the name of another flag, or another type or default than in another entry.
     """
-    for name, owners in registry.option_owners().items():
-        entries, (first, *others) = [entry for entry, _ in owners], [options for _, options in owners]
-        field, hint = first.__dataclass_fields__[name], field_types(first)[name]
-        for entry, options in zip(entries[1:], others):
-            other = options.__dataclass_fields__[name]
-            if (field_types(options)[name], other.default) != (hint, field.default):
+    for name, fields in registry.option_owners().items():
+        entries, field = list(fields), next(iter(fields.values()))
+        hints = [field_types(registry.options(entry))[name] for entry in entries]
+        for entry, hint in zip(entries, hints):
+            if (hint, fields[entry].default) != (hints[0], field.default):
                 raise ConfigError(
                     f"{registry.kind} {entry}: the option {name} has another type or default than that of "
                     f"{registry.kind} {entries[0]}; rename it"
                 )
-        flag = f"--{field.metadata.get('flag', name)}"
-        if flag in parser._option_string_actions and flag not in parser.aliases:
-            raise ConfigError(
-                f"{registry.kind} {entries[0]}: the option {name} has the name of another flag of this command; "
-                "rename it"
-            )
-        parser.give_up_alias(flag)
-        _add_flag(parser, parser.group(registry.kind, entries), field, hint, reword)
-        if not all(options.__module__.startswith("rlvla.") for options in (first, *others)):
+        owner = f"{registry.kind} {entries[0]}"
+        _add_flag(parser, parser.group(registry.kind, entries), field, hints[0], reword, owner)
+        if not all(registry.options(entry).__module__.startswith("rlvla.") for entry in entries):
             parser.essential.add(name)
-
-
-def _flag_fields(config: type, without: Collection[str]) -> list[dataclasses.Field]:
-    return [field for field in dataclasses.fields(config) if "help" in field.metadata and field.name not in without]
 
 
 def argument(field: dataclasses.Field, hint: Any, text: str, default: Any) -> dict[str, Any]:
@@ -396,17 +404,22 @@ def argument(field: dataclasses.Field, hint: Any, text: str, default: Any) -> di
     return options
 
 
-def from_namespace(config: type, namespace: argparse.Namespace, without: Collection[str] = ()) -> Any:
-    """Build the dataclass from the parsed flags; the fields in `without` keep their defaults."""
-    values: dict[str, Any] = {f.name: _value(f, namespace) for f in _flag_fields(config, without)}
+def flag_fields(config: type) -> dict[str, dataclasses.Field]:
+    """The flags of a configuration by name, those of all registered options included."""
+    fields: dict[str, dataclasses.Field] = {}
     for field in dataclasses.fields(config):
-        registry = field.metadata.get("registry")
-        if "every" in field.metadata:
-            kinds = dict.fromkeys(kind for name in registry.names() if (kind := registry.options(name)) is not None)
-            values[field.name] = tuple(from_namespace(kind, namespace) for kind in kinds)
-        elif registry and (options := registry.options(values[registry.flag])) is not None:
-            values[field.name] = from_namespace(options, namespace)
-    return config(**values)
+        if "registry" in field.metadata:
+            options = field.metadata["registry"].option_owners()
+            fields |= {name: next(iter(owners.values())) for name, owners in options.items()}
+        elif "help" in field.metadata:
+            fields[field.name] = field
+    return fields
+
+
+def from_namespace(config: type[C], namespace: argparse.Namespace, without: Collection[str] = ()) -> C:
+    """Build the dataclass from the parsed flags; the fields in `without` keep their defaults."""
+    fields = {name: field for name, field in flag_fields(config).items() if name not in without}
+    return from_values(config, {name: _value(field, namespace) for name, field in fields.items()})
 
 
 def _value(field: dataclasses.Field, namespace: argparse.Namespace) -> Any:
@@ -418,13 +431,9 @@ def _value(field: dataclasses.Field, namespace: argparse.Namespace) -> Any:
 
 def unselected_options(config: Any, namespace: argparse.Namespace) -> dict[str, Any]:
     """Values of the options of registered entries that `config`, built from the namespace, does not select."""
-    return {
-        name: _value(owners[0][1].__dataclass_fields__[name], namespace)
-        for field in dataclasses.fields(config)
-        if "registry" in field.metadata and "every" not in field.metadata
-        for name, owners in field.metadata["registry"].option_owners().items()
-        if not hasattr(getattr(config, field.name), name) and hasattr(namespace, name)
-    }
+    selected = {field.name for field, _ in flag_values(config)}
+    fields = flag_fields(type(config))
+    return {name: _value(field, namespace) for name, field in fields.items() if name not in selected}
 
 
 def no_effect_problems(configs: Iterable[Any], unselected: Mapping[str, Any], given: Collection[str]) -> list[Problem]:
@@ -436,21 +445,22 @@ def no_effect_problems(configs: Iterable[Any], unselected: Mapping[str, Any], gi
         given: names of the flags on the command line, which count as set even at their default value.
     """
     configs = list(configs)
-    flags = {field.name: (field, value) for config in configs for field, value in flag_values(config)}
-    values = {**unselected, **{name: value for name, (_, value) in flags.items()}}
+    values = {**unselected, **{field.name: value for config in configs for field, value in flag_values(config)}}
     problems = []
-    for name, (field, value) in flags.items():
-        if is_set(field, value, given) and (why := unmet_condition(field, values)):
-            problems.append(no_effect(name, value, why))
-    for registry in {
-        f.metadata["registry"] for c in configs for f in dataclasses.fields(c) if "registry" in f.metadata
-    }:
-        for name, owners in registry.option_owners().items():
-            entries, field = [entry for entry, _ in owners], owners[0][1].__dataclass_fields__[name]
-            if name not in values or set(entries) & set(registry.selection(values)):
-                continue
-            if is_set(field, values[name], given):
-                problems.append(no_effect(name, values[name], registry.unused(entries).format_map(values)))
+
+    def check(field: dataclasses.Field, unused: str | None = None) -> None:
+        if field.name in values and is_set(field, values[field.name], given):
+            why = unused.format_map(values) if unused else unmet_condition(field, values)
+            if why:
+                problems.append(no_effect(field.name, values[field.name], why))
+
+    for field in (field for config in configs for field in dataclasses.fields(config)):
+        if "help" in field.metadata:
+            check(field)
+        elif (registry := field.metadata.get("registry")) is not None:
+            for owners in registry.option_owners().values():
+                used = [owners[entry] for entry in owners if entry in registry.selection(values)]
+                check(used[0]) if used else check(next(iter(owners.values())), registry.unused(list(owners)))
     return problems
 
 
@@ -466,12 +476,12 @@ def no_effect(flag: str, value: Any, why: str) -> Problem:
 
 def given_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> frozenset[str]:
     """Names of the flags present on a command line."""
-    words = {word.split("=")[0] for word in argv if word.startswith("--")}
-    return frozenset(action.dest for action in parser._actions if words & set(action.option_strings))
+    options = {token.split("=")[0] for token in argv if token.startswith("--")}
+    return frozenset(action.dest for action in parser._actions if options & set(action.option_strings))
 
 
 def as_typed(name: str, value: Any) -> str:
-    """A flag with its value as one would type it, e.g. `--gamma 0.9`, `--no-quiet`."""
+    """A flag with its value as typed, e.g. `--gamma 0.9`, `--no-quiet`."""
     if isinstance(value, bool):
         return f"--{name}" if value else f"--no-{name}"
     if value is None:
@@ -480,20 +490,16 @@ def as_typed(name: str, value: Any) -> str:
 
 
 def range_problems(config: Any) -> list[Problem]:
-    """Everything that is wrong with single values.
+    """Problems with single values.
 
     Numbers out of their range ("out_of_range") or in the wrong order ("bounds_crossed"), blank or unprintable texts
     ("no_text"), and outputs that cannot be written ("not_writable"). Numbers must be finite; where a flag declares no
     bounds, their magnitude is limited.
     """
     problems: list[Problem] = []
-    whole: list[Problem] = []  # of several values together
+    whole: list[Problem] = []  # with several values together
     for field in dataclasses.fields(config):
         value, name = getattr(config, field.name), field.metadata.get("flag", field.name)
-        if "registry" in field.metadata:
-            for options in value if "every" in field.metadata else () if value is None else (value,):
-                problems += range_problems(options)
-            continue
         if "check" in field.metadata and value != field.default:
             predicate, remedy = field.metadata["check"]
             if not predicate(value):
@@ -515,6 +521,7 @@ def range_problems(config: Any) -> list[Problem]:
             problem = target_problem(value, folder=field.metadata["writes"] == "folder")
             if problem:
                 problems.append(Problem(name, "not_writable", f"--{name} {value}: {problem}"))
+    problems += [problem for options in registered_options(config) for problem in range_problems(options)]
     return problems + [problem for problem in whole if problem.flag not in {p.flag for p in problems}]
 
 
@@ -540,7 +547,7 @@ def _out_of_range(number: float, metadata: Mapping[str, Any]) -> str | None:
 
 
 def text_problem(text: str, metadata: Mapping[str, Any] = MappingProxyType({})) -> str | None:
-    """Why no flag can mean this text, or None; `metadata` as in `arg`."""
+    """Why a text is not a valid value, or None; `metadata` as in `arg`."""
     if not text.strip():
         return "must not be blank"
     if len(text) > LONGEST_TEXT:
@@ -554,7 +561,7 @@ def text_problem(text: str, metadata: Mapping[str, Any] = MappingProxyType({})) 
 
 
 def _one_line(text: str) -> str:
-    """What was typed, fit for a message."""
+    """A value for a message: printable and not too long."""
     text = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
     return text if text.isprintable() else repr(text)[1:-1]
 

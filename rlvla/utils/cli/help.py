@@ -1,4 +1,4 @@
-"""What `--help` shows: the flags that matter, a group of them, or all; fitted to the width of the terminal."""
+"""Text of `--help`: the essential flags, a group of flags or all, fitted to the width of the terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import difflib
 import re
 import textwrap
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Protocol
 
 from rlvla.utils.cli.programs import as_installed
@@ -20,14 +20,14 @@ _SUGGESTIONS = 4
 _WHOLE_WORDS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 
 
-class Grouped(Protocol):
-    """A parser that knows which of its flags matter; see `rlvla.utils.cli.flags.Parser`."""
+class GroupedParser(Protocol):
+    """The attributes of `rlvla.utils.cli.flags.Parser` that the help shows."""
 
     description: str | None
     common: Any
-    kinds: Mapping[str, tuple[str, Sequence[str]]]
-    essential: Collection[str]
-    aliases: Collection[str]
+    kinds: dict[str, tuple[str, Sequence[str]]]
+    essential: set[str]
+    aliases: set[str]
     _action_groups: list[Any]
 
     @property
@@ -40,7 +40,7 @@ class ShowHelp(argparse.Action):
 
     def __init__(self, option_strings: Sequence[str], dest: str, **options: Any):
         super().__init__(option_strings, dest, nargs="*", metavar="GROUP", default=argparse.SUPPRESS)
-        self.help = f"the flags that matter most; {ALL}: every flag; the name of a group, or of a flag: only that"
+        self.help = f"the essential flags; {ALL}: every flag; the name of a group or of a flag: only that"
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:  # noqa: D102
         topic = " ".join(values)
@@ -51,11 +51,11 @@ class ShowHelp(argparse.Action):
         parser.exit()
 
 
-def overview(parser: Grouped) -> str:
-    """The flags that matter most, and the names of all groups; of a command with few flags, all of them."""
-    shown = [action for action in parser.flags if action.dest in parser.essential]
+def overview(parser: GroupedParser) -> str:
+    """The essential flags and the names of all groups; all flags of a command with few."""
     if len(parser.flags) <= SHORT:
         return everything(parser)
+    shown = [action for action in parser.flags if action.dest in parser.essential]
     sections = [(title, [a for a in group if a in shown or not a.option_strings]) for title, group in _groups(parser)]
     rest = f"{len(parser.flags) - len(shown)} more flags: --help {ALL}, --help FLAG, or --help GROUP, one of:"
     indented = {"initial_indent": "  ", "subsequent_indent": "  ", **_WHOLE_WORDS}
@@ -64,60 +64,55 @@ def overview(parser: Grouped) -> str:
     return "\n\n".join([_head(parser), *_sections(parser, sections, briefly=True), f"{rest}\n{groups}"]) + "\n"
 
 
-def everything(parser: Grouped) -> str:
+def everything(parser: GroupedParser) -> str:
     """All flags, by group."""
     return "\n\n".join([_head(parser), *_sections(parser, _groups(parser))]) + "\n"
 
 
-def about(parser: Grouped, topic: str) -> str | None:
-    """The groups with these words in their title, or else the flag of this name; None if there is neither."""
-    groups, wanted = _groups(parser), _words(topic)
-    found = [group for group in groups if _words(group[0]) == wanted]
-    found = found or [group for group in groups if all(_begins(word, _words(group[0])) for word in wanted)]
-    option = f"--{topic.lstrip('-')}"
-    found = found or [(title, [a for a in actions if option in a.option_strings]) for title, actions in groups]
-    return "\n\n".join(_sections(parser, found)) + "\n" if any(actions for _, actions in found) else None
+def about(parser: GroupedParser, topic: str) -> str | None:
+    """The groups whose titles match the topic, else the flag of that name; None if there is neither."""
+    groups, tokens = _groups(parser), _tokens(topic)
+    matches = [group for group in groups if _tokens(group[0]) == tokens] or [
+        group for group in groups if all(any(t.startswith(token) for t in _tokens(group[0])) for token in tokens)
+    ]
+    if not matches:
+        option = f"--{topic.lstrip('-')}"
+        matches = [(title, [a for a in actions if option in a.option_strings]) for title, actions in groups]
+    return "\n\n".join(_sections(parser, matches)) + "\n" if any(actions for _, actions in matches) else None
 
 
-def _nothing_about(parser: Grouped, topic: str) -> str:
-    names = {word for title, _ in _groups(parser) for word in _words(title)} | {flag.dest for flag in parser.flags}
+def _nothing_about(parser: GroupedParser, topic: str) -> str:
+    names = {token for title, _ in _groups(parser) for token in _tokens(title)} | {flag.dest for flag in parser.flags}
     near = difflib.get_close_matches(topic.lower(), sorted(names), n=_SUGGESTIONS)
-    meant = f"; did you mean {' or '.join(near)}?" if near else f"; groups: {'; '.join(_group_names(parser))}"
-    return f"--help {topic}: no group of flags and no flag has this name{meant}"
+    hint = f"; did you mean {' or '.join(near)}?" if near else f"; groups: {'; '.join(_group_names(parser))}"
+    return f"--help {topic}: no group of flags and no flag has this name{hint}"
 
 
-def _words(title: str) -> list[str]:
+def _tokens(title: str) -> list[str]:
     return re.findall(r"[a-z0-9]+", title.lower())
 
 
-def _begins(start: str, words: Sequence[str]) -> bool:
-    return any(word.startswith(start) for word in words)
-
-
-def _groups(parser: Grouped) -> list[tuple[str, list[argparse.Action]]]:
-    """Titles with what is shown below them, in the order of the help: what all commands have comes last."""
+def _groups(parser: GroupedParser) -> list[tuple[str, list[argparse.Action]]]:
+    """Titles and visible flags, in the order of the help: flags that all commands share come last."""
     ordered = [*(group for group in parser._action_groups if group is not parser.common), parser.common]
     shown = [[a for a in group._group_actions if a.help is not argparse.SUPPRESS] for group in ordered]
     return [(group.title or "", actions) for group, actions in zip(ordered, shown) if actions]
 
 
-def _group_names(parser: Grouped) -> Iterator[str]:
-    """The titles; groups of a kind, such as those of the policy losses, behind the name of the kind."""
-    said = set()
-    for title, _ in _groups(parser):
-        kind, _ = parser.kinds.get(title, (title, ()))
-        if kind not in said:
-            said.add(kind)
-            members = [name for of, names in parser.kinds.values() if of == kind for name in names]
-            yield f"{kind} ({', '.join(dict.fromkeys(members))})" if members else kind
+def _group_names(parser: GroupedParser) -> Iterator[str]:
+    """The titles; groups of the same kind, such as policy losses, in parentheses after its name."""
+    kinds = dict.fromkeys(parser.kinds.get(title, (title, ()))[0] for title, _ in _groups(parser))
+    for kind in kinds:
+        members = dict.fromkeys(name for other, names in parser.kinds.values() if other == kind for name in names)
+        yield f"{kind} ({', '.join(members)})" if members else kind
 
 
 def _width() -> int:
     return max(_SHORTEST_LINE, min(columns(), _LONGEST_LINE))
 
 
-def _head(parser: Grouped) -> str:
-    """Usage and description, with its commands, which are indented, as one would type them."""
+def _head(parser: GroupedParser) -> str:
+    """Usage and description; indented lines are commands and are folded as such."""
     lines = [parser.format_usage().strip(), ""]
     for line in as_installed(parser.description or "").strip().split("\n"):
         indent = line[: len(line) - len(line.lstrip())]
@@ -126,7 +121,7 @@ def _head(parser: Grouped) -> str:
 
 
 def _sections(
-    parser: Grouped, groups: Sequence[tuple[str, list[argparse.Action]]], *, briefly: bool = False
+    parser: GroupedParser, groups: Sequence[tuple[str, list[argparse.Action]]], *, briefly: bool = False
 ) -> Iterator[str]:
     for title, actions in groups:
         if actions:
@@ -138,13 +133,13 @@ def _sections(
 
 
 def _entry(action: argparse.Action, aliases: Collection[str], briefly: bool) -> list[str]:
-    """A flag with its explanation, in lines."""
-    own = [option for option in action.option_strings if option not in aliases]
-    others = [option for option in action.option_strings if option in aliases and not option.startswith("--no-")]
+    """The lines of a flag with its explanation."""
+    names = [option for option in action.option_strings if option not in aliases]
+    synonyms = [option for option in action.option_strings if option in aliases and not option.startswith("--no-")]
     text = as_installed(explanation(action))
-    text += f" (also {', '.join(others)})" if others and not briefly else ""
+    text += f" (also {', '.join(synonyms)})" if synonyms and not briefly else ""
     lines = textwrap.wrap(text, _width() - _COLUMN, **_WHOLE_WORDS)
-    name = _broken(_with_values(action, own), _width() - 2)
+    name = _broken(_with_values(action, names), _width() - 2)
     first = f"  {style(name[0], 'cyan')}"
     if len(name) == 1 and len(name[0]) <= _COLUMN - 4 and lines:
         padding = " " * (_COLUMN - 2 - len(name[0]))
@@ -153,7 +148,7 @@ def _entry(action: argparse.Action, aliases: Collection[str], briefly: bool) -> 
 
 
 def _with_values(action: argparse.Action, options: Sequence[str]) -> str:
-    """A flag as it is typed: `--pair LOW HIGH`, `--names [NAME ...]`, `--quiet, --no-quiet`."""
+    """A flag as typed: `--pair LOW HIGH`, `--names [NAME ...]`, `--quiet, --no-quiet`."""
     metavar = action.metavar or ("{" + ",".join(map(str, action.choices)) + "}" if action.choices else action.dest)
     forms = {None: metavar, "?": f"[{metavar}]", "*": f"[{metavar} ...]", "+": f"{metavar} [{metavar} ...]"}
     if not options:
@@ -166,7 +161,7 @@ def _with_values(action: argparse.Action, options: Sequence[str]) -> str:
 
 
 def _broken(text: str, width: int) -> list[str]:
-    """Lines that end behind commas, for many choices."""
+    """The text in lines that end with a comma, for long lists of choices."""
     lines = [""]
     for piece in re.split(r"(?<=,)", text):
         if lines[-1] and len(lines[-1]) + len(piece) > width - 6:
@@ -176,7 +171,7 @@ def _broken(text: str, width: int) -> list[str]:
 
 
 def explanation(action: argparse.Action) -> str:
-    """The help text with the default as it would be typed; without one, the text itself says what happens."""
+    """The help text, followed by the default as typed unless that is None or empty."""
     text, default = (action.help or "").replace("%%", "%"), action.default
     if default in (None, (), argparse.SUPPRESS):
         return text
