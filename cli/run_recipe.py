@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
     tokens = sys.argv[1:] if argv is None else list(argv)
     at = tokens.index("--") if "--" in tokens else len(tokens)
-    parser, namespace = parse_command_line(build_parser, tokens[:at])
+    namespace = parse_command_line(build_parser, tokens[:at])
     config, custom = from_namespace(RecipeConfig, namespace), from_namespace(CustomConfig, namespace)
     if problems := range_problems(config):
         raise ConfigError(problems)
