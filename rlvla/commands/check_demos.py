@@ -1,4 +1,4 @@
-"""Checks demonstrations before anything is trained on them, for `cli/check_demos.py` and `cli/train_sft_vla.py`."""
+"""Checks of demonstrations before training, for `cli/check_demos.py` and `cli/train_sft_vla.py`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _WARNINGS = 4  # lines in front of training
 
 @dataclass(frozen=True)
 class CheckDemosConfig:
-    """What to check, and where to write what was found."""
+    """Demonstrations to check, and outputs."""
 
     demos: tuple[str, ...] = arg(
         ("runs/demos/demos.hdf5",),
@@ -76,7 +76,7 @@ class CheckDemosConfig:
 
 @dataclass
 class Check:
-    """What is known of the demonstrations.
+    """Result of the check.
 
     Attributes:
         paths: the files that could be read.
@@ -96,7 +96,7 @@ class Check:
 
     @property
     def failed(self) -> bool:
-        """Whether something was found that makes the data unusable."""
+        """Whether an error makes the data unusable."""
         return any(finding.level == ERROR for finding in self.findings)
 
     @property
@@ -127,7 +127,7 @@ def run_check_demos(config: CheckDemosConfig) -> Check:
         problems.append(Problem("demos", "too_few", "--demos names no file"))
     if problems:
         raise ConfigError(problems)
-    check = _read(data_files(dict.fromkeys(config.demos)), config.cameras)
+    check = _read(data_files(list(dict.fromkeys(config.demos))), config.cameras)
     if check.parts:
         _look(check)
         check.findings += _replay(check, config.replay)
@@ -161,7 +161,7 @@ def _read(paths: Sequence[str], cameras: Sequence[str]) -> Check:
 
 
 def _grouped(path: str, error: DataError) -> list[Finding]:
-    """The problems of a file; one that many episodes share is said once, with their names."""
+    """The problems of a file; one that several episodes share is listed once, with their names."""
     episodes: defaultdict[str, list[str]] = defaultdict(list)
     for name, text in error.every:
         episodes[text] += [name] if name else []
@@ -170,7 +170,7 @@ def _grouped(path: str, error: DataError) -> list[Finding]:
 
 
 def _look(check: Check) -> None:
-    """Find what speaks against the episodes that could be read."""
+    """Find problems of the episodes that could be read."""
     parts, paths = check.parts, check.paths
     differences = disagreements(paths, parts, ("cameras",)) if len(parts) > 1 else []
     check.findings += [Finding("mixed_files", ERROR, str(problem)) for problem in differences]
@@ -180,14 +180,14 @@ def _look(check: Check) -> None:
             check.findings += _named(quality(part, task_of(part)), _names(part), path)
         return
     check.demos = joined(parts)
-    found = _named(quality(check.demos, task_of(check.demos)), check.names)
+    findings = _named(quality(check.demos, task_of(check.demos)), check.names)
     if len(parts) > 1:
-        known = {finding.kind for finding in found}
+        common = {finding.kind for finding in findings}
         for path, part in zip(paths, parts):
-            own = [one for one in quality_of_file(part, task_of(part)) if one.kind not in known and one.level != NOTE]
-            found += _named(own, _names(part), path)
-        found += _turned_files(check)
-    check.findings += found
+            of_file = [f for f in quality_of_file(part, task_of(part)) if f.kind not in common and f.level != NOTE]
+            findings += _named(of_file, _names(part), path)
+        findings += _turned_files(check)
+    check.findings += findings
 
 
 def _named(findings: Sequence[Finding], names: Sequence[str], where: str = "") -> list[Finding]:
@@ -372,11 +372,11 @@ def _print(check: Check) -> None:
         show(f"statistics: {path}")
     counts = Counter(finding.level for finding in check.findings)
     if not counts[ERROR] + counts[WARNING]:
-        show("nothing speaks against training on these episodes")
+        show("no problems found")
 
 
 def _lines(findings: Sequence[Finding]) -> list[str]:
-    """A line for each finding; one that several files share is said once."""
+    """A line for each finding; one that several files share is listed once."""
     files: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
         files.setdefault((finding.kind, finding.text), []).append(finding)
@@ -395,12 +395,12 @@ def _some(names: Sequence[str], what: str = "") -> str:
 
 
 def warn_of(demos: Demonstrations, paths: Sequence[str]) -> list[Finding]:
-    """The quick part of the check, in front of training: a few lines of warnings."""
-    found = [one for one in quality(demos, task_of(demos), every_picture=False) if one.level != NOTE]
-    for finding in found[:_WARNINGS]:
+    """The quick part of the check, before training: a few lines of warnings."""
+    findings = [f for f in quality(demos, task_of(demos), every_picture=False) if f.level != NOTE]
+    for finding in findings[:_WARNINGS]:
         log.warning("demonstrations: %s", finding.text)
-    if found:
-        more = f"{len(found) - _WARNINGS} more; " if len(found) > _WARNINGS else ""
-        words = " ".join(map(shlex.quote, paths)) + words_for_later_commands()
-        log.warning("demonstrations: %ssee python cli/check_demos.py %s", more, words)
-    return found
+    if findings:
+        more = f"{len(findings) - _WARNINGS} more; " if len(findings) > _WARNINGS else ""
+        arguments = " ".join(map(shlex.quote, paths)) + words_for_later_commands()
+        log.warning("demonstrations: %ssee python cli/check_demos.py %s", more, arguments)
+    return findings

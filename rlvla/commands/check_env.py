@@ -35,7 +35,7 @@ _ACTION_SIZE = 0.3
 
 @dataclass(frozen=True)
 class CheckConfig:
-    """What to check, and where to write the images."""
+    """Length of the check and output of its images."""
 
     output: str = arg(
         "runs/check_env.png",
@@ -58,8 +58,8 @@ class TaskCheck:
         end: [N, H, W, 3] uint8, images after the chunk; None if it failed.
         instruction: the language instruction; None before the reset.
         steps: number of actions executed in the chunk.
-        problems: everything that went wrong, a line each.
-        differs: how the same actions from the same initial state came out the second time, if not equal.
+        problems: one line each.
+        differs: how a repetition of the same actions from the same initial state differs, or None.
     """
 
     task: TaskSpec
@@ -73,7 +73,7 @@ class TaskCheck:
 
     @property
     def problem(self) -> str | None:
-        """What went wrong, in one line, or None."""
+        """All problems in one line, or None."""
         return "; ".join(self.problems) or None
 
 
@@ -145,8 +145,8 @@ def _difference(first: ChunkResult, second: ChunkResult) -> str | None:
 
     def outcome(result: ChunkResult) -> list[object]:
         arrays = [result.observation.proprio, result.rewards, result.successes]
-        ends = [result.steps_executed, result.terminated, result.truncated]
-        return [None if array is None else array.tobytes() for array in arrays] + ends
+        ends = (result.steps_executed, result.terminated, result.truncated)
+        return [*(None if array is None else array.tobytes() for array in arrays), *ends]
 
     if outcome(first) != outcome(second):
         return NOT_REPEATED
@@ -155,16 +155,16 @@ def _difference(first: ChunkResult, second: ChunkResult) -> str | None:
 
 
 def _judge(check: TaskCheck, phase: str, judge: Callable[..., None], *answer: object) -> None:
-    """Note what breaks the contract in an answer; the check goes on, to find the rest."""
+    """Note violations of the contract in an answer."""
     try:
         judge(*answer)
     except BadAnswerError as error:
-        known = {problem.partition(": ")[2] for problem in check.problems}  # of earlier phases
-        check.problems += [f"{phase}: {problem}" for problem in error.problems if problem not in known]
+        earlier = {problem.partition(": ")[2] for problem in check.problems}
+        check.problems += [f"{phase}: {problem}" for problem in error.problems if problem not in earlier]
 
 
 def _images(observation: Observation) -> np.ndarray | None:
-    """The images of an observation, if they can be drawn."""
+    """The images of an observation, or None if they cannot be drawn."""
     images = observation.images
     drawable = isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.ndim == 4 and images.size > 0
     return images if drawable and images.shape[3] == 3 else None
@@ -186,16 +186,14 @@ def _timed(pool: WatchedPool, check: TaskCheck, phase: str, command: Command) ->
 
 
 def problems_of(env: EnvConfig, config: CheckConfig, workers: WorkerConfig) -> list[Problem]:
-    """Everything wrong with the flags; called before a process is started."""
+    """All problems of the flags; called before a process is started."""
     problems = [p for part in (env, config, workers) for p in range_problems(part)]
     problems += workers.problems(env.env_python)
     try:
         for task in env.tasks():
             if config.init_state_id >= task.num_init_states:
-                name = f"{task.suite} task {task.task_id} ({task.name})"
-                text = (
-                    f"--init_state_id {config.init_state_id}: {name} has initial states 0..{task.num_init_states - 1}"
-                )
+                text = f"--init_state_id {config.init_state_id}: {task.suite} task {task.task_id} ({task.name})"
+                text += f" has initial states 0..{task.num_init_states - 1}"
                 problems.append(Problem("init_state_id", "out_of_range", text))
     except ConfigError as error:
         problems += error.problems

@@ -22,7 +22,7 @@ FORMATS = ("hdf5", "lerobot-v3.0")
 
 @dataclass(frozen=True)
 class ConvertConfig:
-    """What to convert, and the format of the result."""
+    """Datasets to convert, and the format of the result."""
 
     demos: tuple[str, ...] = arg(
         ("runs/demos/demos.hdf5",),
@@ -47,8 +47,8 @@ class ConvertConfig:
 def run_convert(config: ConvertConfig) -> Path:
     """Convert the files and return the new folder; all configuration problems are raised before anything is written."""
     problems: list[Problem] = range_problems(config)
-    folder = output_folder_problem(config.output)
-    problems += [Problem("output", "folder_in_use", f"--output: {folder}")] if folder else []
+    if folder := output_folder_problem(config.output):
+        problems.append(Problem("output", "folder_in_use", f"--output: {folder}"))
     if config.format != "hdf5":
         for module in ("pyarrow", "av"):
             require(module, extra="lerobot")
@@ -63,17 +63,12 @@ def run_convert(config: ConvertConfig) -> Path:
         try:
             freq = freq or control_frequency(demos)
             if freq is None:
-                text = (
-                    f"--control_freq: {' '.join(config.demos)} does not record its environment steps per "
-                    "second, "
-                    f"and suite {demos.env_args.get('task_suite_name')} is not known here; give them"
-                )
+                text = f"--control_freq: {' '.join(config.demos)} does not record its environment steps per second, and"
+                text += f" suite {demos.env_args.get('task_suite_name')} is unknown; give them"
                 problems.append(Problem("control_freq", "unknown_name", text))
         except ConfigError as error:
-            problems += [
-                Problem("control_freq", "mismatch", f"--control_freq: {p}; or give the environment steps per second")
-                for p in error.problems
-            ]
+            texts = [f"--control_freq: {p}; or give the environment steps per second" for p in error.problems]
+            problems += [Problem("control_freq", "mismatch", text) for text in texts]
     if demos is not None and config.render_steps and demos.decision_steps is None:
         text = f"--render_steps: {' '.join(config.demos)} already has an image of each step; leave it out"
         problems.append(Problem("render_steps", "no_effect", text))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rlvla.checkpoints.policy_folder import learned_states, recorded_environment
 from rlvla.commands.custom_modules import CustomConfig, modules_with_suites
@@ -59,7 +60,7 @@ class _Evaluation:
         modules: custom modules that the workers import.
         output: the JSON file to write; journals and videos go next to it.
         several: whether there is more than one suite.
-        judged: what tells success.
+        judged: the success detector.
         rewards: success as the only reward.
     """
 
@@ -157,8 +158,8 @@ def _evaluate_policy(
     setting, config, output = policy.setting, evaluation.config, evaluation.output
     env = setting.resolved
     with passing_note(f"loading {policy.folder}"):
-        actor = setting.checkpoint.load_policy().eval()
-        actor.to(strategy.device)
+        actor: Any = setting.checkpoint.load_policy()
+        actor.eval().to(strategy.device)
     parts = (evaluation.rewards, evaluation.rollout, env.tasks, setting.state_input)
     watched = bool(config.num_videos) or evaluation.judged.description is not None
     rollout = RolloutEngine(pool, setting.options(watched=watched), *parts)
@@ -172,7 +173,7 @@ def _evaluate_policy(
     results: list[EvalResult] = []
     videos: dict[str, list[Path]] = {}
     for mode, temperature in modes_of(config).items():
-        identity = {
+        identity: dict[str, Any] = {
             "policy": [str(Path(policy.folder).resolve()), fingerprint(Path(policy.folder))],
             "environment": env.record,
             "options": [setting.checkpoint.unnorm_key, setting.overrides, config.seed, mode, temperature],
@@ -244,12 +245,11 @@ def _video_folder(suite: str, policy: str, evaluation: _Evaluation) -> Path:
 
 def _finish(report: EvaluationReport, evaluation: _Evaluation) -> None:
     """Print the tables over several suites and write the files."""
-    for overall in [*report.results, *report.comparisons]:
-        show(f"{overall.as_table()}\n")
-    if report.conditions:
-        show(f"{table(report.conditions[0], report.conditions[1:])}\n(success at end, 95 % intervals)\n")
-    if report.categories:
-        show(f"{table(report.categories[0], report.categories[1:])}\n(success at end, 95 % intervals over tasks)\n")
+    for text in [*(r.as_table() for r in report.results), *(c.as_table() for c in report.comparisons)]:
+        show(f"{text}\n")
+    for rows, over in ((report.conditions, ""), (report.categories, " over tasks")):
+        if rows:
+            show(f"{table(rows[0], rows[1:])}\n(success at end, 95 % intervals{over})\n")
     output = evaluation.output
     markdown = write_figures(output, report)
     remove_journals(output)

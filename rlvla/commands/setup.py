@@ -5,7 +5,7 @@ Configuration problems are detected here, before a model is loaded or an episode
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ class CheckedRun:
         checkpoint: the checkpoint of the policy.
         overrides: settings that replace those of the checkpoint's config.json.
         state_input: adds the state of a reward machine to the observations, or None.
-        success_source: what tells success.
+        success_source: value of --success_source.
         privileged: options of the environment that show more in training than the policy reads.
     """
 
@@ -59,12 +59,12 @@ class CheckedRun:
 
     @property
     def shown_env(self) -> EnvConfig:
-        """The environment with what it shows in training."""
+        """The environment with its privileged observations in training."""
         return replace(self.env, options={**self.env.options, **self.privileged})
 
     @property
     def played_env(self) -> EnvConfig:
-        """The environment in which episodes are played; its own success ends none that a judge has to decide."""
+        """The environment in which episodes are played; only the simulator as source of success ends them."""
         if self.success_source == SIMULATOR:
             return self.shown_env
         return replace(self.shown_env, success_hold_steps=max(task.max_steps for task in self.tasks) + 1)
@@ -73,7 +73,7 @@ class CheckedRun:
         """Options of the environment in which episodes are played.
 
         Args:
-            watched: something other than the policy looks at images; without cameras if nothing does.
+            watched: images are read by something other than the policy; if nothing reads them, there are no cameras.
         """
         options = self.played_env.env_kwargs()
         if not watched and not self.spec.reads_images and not self.resolved.needs_camera:
@@ -97,8 +97,8 @@ def check_run(
 ) -> tuple[CheckedRun | None, list[Problem]]:
     """Check checkpoint, environment and split against each other; returns the checked run, or None and all problems.
 
-    `rewards` are those of a training run; an evaluation passes None and uses what the checkpoint recorded. `success`
-    says what tells success; by default the simulator. `scores` is what training reads, see `checkpoint_overrides`.
+    `rewards` are those of a training run; an evaluation passes None and uses the checkpoint's record. `success` is by
+    default the simulator's. `scores` is what training reads, see `checkpoint_overrides`.
     """
     problems: list[str | Problem] = []
     source = SIMULATOR if success is None else success.success_source
@@ -117,10 +117,10 @@ def check_run(
     except ConfigError as error:
         problems += error.problems
     problems += start_warnings(folder, checkpoint)
-    if checkpoint is not None and env.use_proprio is None:  # a foreign checkpoint: its tensors tell
+    if checkpoint is not None and env.use_proprio is None:  # a foreign checkpoint: its tensors decide
         env = replace(env, use_proprio=bool(checkpoint.spec.proprio_dim))
     try:
-        # A checkpoint that is not there cannot tell the suite: one problem, not two.
+        # A missing checkpoint leaves the suite unknown: one problem, not two.
         if env.task_suite_name is not None or checkpoint is not None:
             resolved, more = resolve_env(
                 env,
@@ -151,78 +151,66 @@ def success_problems(given: EnvConfig, env: EnvConfig, source: str) -> list[Prob
     Args:
         given: the environment as given by flags.
         env: the same, completed from the record of a checkpoint.
-        source: what tells success.
+        source: value of --success_source.
     """
     if source == SIMULATOR:
         return []
-    found, steps = [], given.success_hold_steps
+    problems, steps = [], given.success_hold_steps
     if steps is not None:
-        found.append(no_effect("success_hold_steps", steps, f"--success_source {source} does not use it"))
+        problems.append(no_effect("success_hold_steps", steps, f"--success_source {source} does not use it"))
     if env.after_success == "continue":
-        text = (
-            f"--after_success continue (given, or recorded with the checkpoint): --success_source {source}"
-            " ends episodes; give --after_success end"
-        )
-        found.append(Problem("after_success", "no_effect", text))
-    return found
+        text = "--after_success continue (given, or recorded with the checkpoint)"
+        why = f"--success_source {source} ends episodes; give --after_success end"
+        problems.append(Problem("after_success", "no_effect", f"{text}: {why}"))
+    return problems
 
 
 def _cameras_of(env: EnvConfig) -> Sequence[str]:
-    """The cameras of the environment; () if they cannot be known, which is reported elsewhere."""
+    """The cameras of the environment; () if they are unknown, which is reported elsewhere."""
     try:
         return env.camera_names
     except ConfigError:
         return ()
 
 
-def _contradictions(policy: PolicyConfig, env: EnvConfig, spec: PolicySpec, tasks: Sequence[TaskSpec]) -> list[Problem]:
-    problems = []
-    cameras = len(env.camera_names)
-    wanted_images = spec.cameras or policy.num_images_in_input or cameras
-    if policy.action_chunk_len not in (None, spec.action_chunk_len):
-        text = f"--action_chunk_len {policy.action_chunk_len}: the checkpoint predicts {spec.action_chunk_len}"
-        problems.append(Problem("action_chunk_len", "mismatch", text))
-    if policy.num_images_in_input not in (None, wanted_images):
-        text = f"--num_images_in_input {policy.num_images_in_input}: the checkpoint takes {wanted_images}"
-        problems.append(Problem("num_images_in_input", "mismatch", text))
-    if cameras != wanted_images:
-        text = f"--cameras {' '.join(env.camera_names)}: the checkpoint takes {wanted_images} image(s)"
-        problems.append(Problem("cameras", "mismatch", text))
+def _contradictions(
+    policy: PolicyConfig, env: EnvConfig, spec: PolicySpec, tasks: Sequence[TaskSpec]
+) -> Iterator[Problem]:
+    cameras, chunk = len(env.camera_names), spec.action_chunk_len
+    images = spec.cameras or policy.num_images_in_input or cameras
+    if policy.action_chunk_len not in (None, chunk):
+        text = f"--action_chunk_len {policy.action_chunk_len}: the checkpoint predicts {chunk}"
+        yield Problem("action_chunk_len", "mismatch", text)
+    if policy.num_images_in_input not in (None, images):
+        text = f"--num_images_in_input {policy.num_images_in_input}: the checkpoint takes {images}"
+        yield Problem("num_images_in_input", "mismatch", text)
+    if cameras != images:
+        text = f"--cameras {' '.join(env.camera_names)}: the checkpoint takes {images} image(s)"
+        yield Problem("cameras", "mismatch", text)
     if bool(spec.proprio_dim) != bool(env.use_proprio):
         takes = "takes" if spec.proprio_dim else "does not take"
         text = f"--use_proprio: the checkpoint {takes} proprioception; leave the flag out or agree with it"
-        problems.append(Problem("use_proprio", "mismatch", text))
+        yield Problem("use_proprio", "mismatch", text)
     size = env.image_size or get_suite(env.suite).default_image_size
     if spec.image_size not in (None, size):
-        problems.append(
-            Problem("image_size", "mismatch", f"--image_size {size}: the checkpoint takes {spec.image_size} pixels")
-        )
+        text = f"--image_size {size}: the checkpoint takes {spec.image_size} pixels"
+        yield Problem("image_size", "mismatch", text)
     dims = {task.action_dim for task in tasks}
     if dims != {spec.action_dim}:
         text = f"suite {env.suite} has {sorted(dims)} action dimensions; the checkpoint predicts {spec.action_dim}"
-        problems.append(Problem("task_suite_name", "action_dims", text))
-    for length in sorted({task.macro_steps for task in tasks} - {0, spec.action_chunk_len}):
-        text = (
-            f"a primitive of these tasks takes up to {length} steps, and a policy for them predicts chunks"
-            f" of that length; the checkpoint predicts {spec.action_chunk_len}"
-        )
-        problems.append(Problem("task_suite_name", "macro_steps", text))
-    return problems
+        yield Problem("task_suite_name", "action_dims", text)
+    for length in sorted({task.macro_steps for task in tasks} - {0, chunk}):
+        text = f"a primitive of these tasks takes up to {length} steps, and a policy for them predicts chunks of that"
+        yield Problem("task_suite_name", "macro_steps", f"{text} length; the checkpoint predicts {chunk}")
 
 
 def _proprio_problems(env: EnvConfig, spec: PolicySpec, tasks: Sequence[TaskSpec]) -> list[Problem]:
     """Tasks whose proprioception does not fit the projector of the checkpoint."""
     if not spec.proprio_dim or not env.use_proprio:
         return []
-    other = sorted({task.proprio_dim for task in tasks} - {spec.proprio_dim})
-    return [
-        Problem(
-            "task_suite_name",
-            "proprio_dims",
-            (f"suite {env.suite} has {length} numbers of proprioception; the checkpoint takes {spec.proprio_dim}"),
-        )
-        for length in other
-    ]
+    text = f"suite {env.suite} has {{}} numbers of proprioception; the checkpoint takes {spec.proprio_dim}"
+    others = sorted({task.proprio_dim for task in tasks} - {spec.proprio_dim})
+    return [Problem("task_suite_name", "proprio_dims", text.format(length)) for length in others]
 
 
 def start_workers(
@@ -263,6 +251,7 @@ def first_observations(pool: WatchedPool, setting: CheckedRun) -> list[Observati
                 checker.observation(result)
             except BadAnswerError as error:
                 raise pool.reject(slot, error) from None
+            assert isinstance(result, Observation)
             observations.append(result)
     if setting.state_input is None:
         return observations
@@ -277,68 +266,58 @@ def state_input_of(
 
     Args:
         recorded: the checkpoint's record of its environment.
-        rewards: rewards of a training run; None to use what the checkpoint recorded.
+        rewards: rewards of a training run; None to use those that the checkpoint recorded.
         spec: dimensions and properties of the policy.
         tasks: the selected tasks.
     """
     try:
         before = StateInputSettings.from_dict(recorded[MACHINE_STATE]) if MACHINE_STATE in recorded else None
-        asked = StateInput.from_config(rewards, tasks) if rewards is not None else before and StateInput(before)
-        if asked is None:
-            return None, _forgotten(before)
+        if rewards is None:
+            now = None if before is None else StateInput(before)
+        else:
+            now = StateInput.from_config(rewards, tasks)
+        if now is None:
+            return None, [] if before is None else [_forgotten(before)]
         if before is not None and rewards is not None:
-            width = before.width if asked.settings.width else 0  # room for more states than these tasks have is no harm
-            asked = StateInput(replace(asked.settings, width=max(width, asked.settings.width)))
-            if asked.settings != before:
-                return None, [_different(before, asked.settings)]
-        return asked, asked.problems(tasks) + _width_problems(asked, spec, tasks)
+            width = before.width if now.settings.width else 0  # may be larger than the number of states of these tasks
+            now = StateInput(replace(now.settings, width=max(width, now.settings.width)))
+            if now.settings != before:
+                return None, [_different(before, now.settings)]
+        return now, now.problems(tasks) + _width_problems(now.settings.width, spec, tasks)
     except ConfigError as error:
-        # Without a machine there is no state; for the reward source `rm` of a training run the same is said elsewhere.
+        # Without a machine there is no state; the reward source `rm` of a training run reports the same elsewhere.
         return None, [] if rewards is not None else error.problems
 
 
-def _forgotten(before: StateInputSettings | None) -> list[Problem]:
-    return (
-        []
-        if before is None
-        else [
-            Problem(
-                "rm_state_input",
-                "needs_flag",
-                f"the checkpoint was trained with --rm_state_input {before.rm_state_input}: repeat it, with rm"
-                " in --reward (rm:0 pays nothing)",
-            )
-        ]
-    )
+def _forgotten(before: StateInputSettings) -> Problem:
+    text = f"the checkpoint was trained with --rm_state_input {before.rm_state_input}: repeat it, with rm in --reward"
+    return Problem("rm_state_input", "needs_flag", f"{text} (rm:0 pays nothing)")
 
 
-def _different(before: StateInputSettings, asked: StateInputSettings) -> Problem:
-    now, then = asked.as_dict(), before.as_dict()
-    changed = [name for name in now if now[name] != then[name]]
+def _different(before: StateInputSettings, settings: StateInputSettings) -> Problem:
+    now, then = settings.as_dict(), before.as_dict()
     differences = "; ".join(
         f"--{name} is {now[name]}, it was {then[name]}" if name != "width" else f"{now[name]} states, not {then[name]}"
-        for name in changed
+        for name in now
+        if now[name] != then[name]
     )
-    return Problem(
-        "rm_state_input", "changed", f"the checkpoint was trained with another machine's state: {differences}"
-    )
+    text = f"the checkpoint was trained with another machine's state: {differences}"
+    return Problem("rm_state_input", "changed", text)
 
 
-def _width_problems(asked: StateInput, spec: PolicySpec, tasks: Sequence[TaskSpec]) -> list[Problem]:
-    """Problems if the one-hot vector does not fit the projector of the checkpoint."""
-    width = asked.settings.width
+def _width_problems(width: int, spec: PolicySpec, tasks: Sequence[TaskSpec]) -> list[Problem]:
+    """Problems if the one-hot vector of this length does not fit the projector of the checkpoint."""
     if not width:
         return []
     if not spec.proprio_dim:
         text = "--rm_state_input proprio: the checkpoint takes no proprioception; use --rm_state_input prompt"
         return [Problem("rm_state_input", "no_proprio", text)]
     problems = []
-    for length in sorted({task.proprio_dim for task in tasks}):
-        if spec.proprio_dim != length + width:
-            text = (
-                f"--rm_state_input proprio: {length} numbers of the environment and {width} states make "
-                f"{length + width}, but the checkpoint's projector takes {spec.proprio_dim}; only a checkpoint"
-                " trained with it fits: use --rm_state_input prompt, which always works"
-            )
-            problems.append(Problem("rm_state_input", "proprio_dims", text))
+    for length in sorted({task.proprio_dim for task in tasks} - {spec.proprio_dim - width}):
+        text = (
+            f"--rm_state_input proprio: {length} numbers of the environment and {width} states make {length + width}, "
+            f"but the checkpoint's projector takes {spec.proprio_dim}; only a checkpoint trained with it fits: use "
+            "--rm_state_input prompt, which always works"
+        )
+        problems.append(Problem("rm_state_input", "proprio_dims", text))
     return problems

@@ -99,7 +99,7 @@ class Tally:
         return self.successes / self.played if self.played else 0.0
 
     def hopeless(self, wanted: int, attempts: int) -> bool:
-        """Whether successful episodes are certainly too rare for `wanted` of them in `attempts`.
+        """Whether successful episodes are certainly too rare to record `wanted` of them in `attempts`.
 
         By the upper bound of Wilson's interval (1927): without a single success this is known after about 300 of 20
         attempts per demonstration.
@@ -112,11 +112,11 @@ class Tally:
         return most * (attempts - n - self.failed) < wanted - self.kept
 
     def why(self, task: str, wanted: int, player: str, advice: str) -> str:
-        """Why a task cannot be recorded: its environment fails, or its player does."""
+        """Reason why a task cannot be recorded: failures of the environment or of the player."""
         if self.failed > max(MAX_FAILED_EPISODES, self.played) or not self.played:
             return (
                 f"the environment of {task} fails (see the warnings above): {self.failed} episodes were lost and "
-                f"{self.played} played; mend it, and try it with cli/check_env.py"
+                f"{self.played} played; check it with cli/check_env.py"
             )
         lost = f" ({self.failed} more were lost because the environment failed)" if self.failed else ""
         return (
@@ -198,9 +198,9 @@ def complete_episodes(
 ) -> Iterator[Attempt | EnvWorkerError]:
     """Play the commands, all of one task, on all workers; yields one result per command, in their order.
 
-    An episode whose environment fails, or whose answer `checker` refuses, is repeated up to `retries` times; after that
-    its result is the last error. One that was lost with another episode of the same worker is repeated in any case. A
-    caller that stops early and wants to use the pool again must call `pool.drain` first.
+    An episode whose environment fails, or whose answer `checker` refuses, is retried up to `retries` times; after that
+    its result is the last error. One that was lost with another episode of the same worker is always retried. A caller
+    that stops early and wants to use the pool again must call `pool.drain` first.
 
     Raises:
         ConfigError: reported by a worker.

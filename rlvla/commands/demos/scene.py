@@ -1,4 +1,4 @@
-"""Pictures of further cameras for videos: recorded actions are played again where these cameras are rendered."""
+"""Images of further cameras for videos: recorded actions are replayed with these cameras."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _SIDE = 240  # pixels: side of the pictures, at least
 
 
 def scene_env(setting: CheckedRun, cameras: Sequence[str]) -> EnvConfig:
-    """The environment in which the actions of recorded episodes are played again.
+    """The environment in which the actions of recorded episodes are replayed.
 
     Raises:
-        ConfigError: the primitives of the suite do not tell what they consist of.
+        ConfigError: the actions that the primitives of the suite consist of are unknown.
     """
     played = setting.played_env
     side = max(_SIDE, played.image_size or 0)
@@ -47,23 +47,24 @@ def scene_problems(setting: CheckedRun, cameras: Sequence[str]) -> list[Problem]
 
 
 def scene_film(pool: WatchedPool, setting: CheckedRun, cameras: Sequence[str]) -> SceneFilm | None:
-    """What these cameras show of recorded episodes, the state after the last action excepted; None without cameras."""
+    """Images of recorded episodes by these cameras, without that after the last action; None without cameras."""
     if not cameras:
         return None
     env = scene_env(setting, cameras)
 
-    def _task_and_limit(sample: Sample) -> tuple[int, int]:
-        if setting.success_source != SIMULATOR:  # which does not know when a model has ended the episode
-            return sample.task_id, sample.finish_step
-        return sample.task_id, next(task.max_steps for task in setting.tasks if task.task_id == sample.task_id)
+    limits = {task.task_id: task.max_steps for task in setting.tasks}
+
+    def task_and_limit(sample: Sample) -> tuple[int, int]:
+        ended_by_model = setting.success_source != SIMULATOR
+        return sample.task_id, sample.finish_step if ended_by_model else limits[sample.task_id]
 
     def film(samples: Sequence[Sample]) -> Iterator[SceneViews | None]:
-        for (task_id, limit), part in groupby(samples, _task_and_limit):
-            together = list(part)
-            seen = _film(pool, env, task_id, limit, together)
-            for _ in together:
+        for (task_id, limit), part in groupby(samples, task_and_limit):
+            same = list(part)
+            views = _film(pool, env, task_id, limit, same)
+            for _ in same:
                 try:
-                    view = next(seen, None)
+                    view = next(views, None)
                 except (ConfigError, EnvWorkerError) as error:  # the evaluation itself is complete
                     log.warning("videos without %s: %s", " ".join(cameras), error)
                     view = None
@@ -75,7 +76,7 @@ def scene_film(pool: WatchedPool, setting: CheckedRun, cameras: Sequence[str]) -
 def _film(
     pool: WatchedPool, env: EnvConfig, task_id: int, max_steps: int, samples: Sequence[Sample]
 ) -> Iterator[SceneViews | None]:
-    """Play episodes of one task again, with this step limit."""
+    """Replay episodes of one task with this step limit."""
     (task,) = (task for task in env.tasks() if task.task_id == task_id)
     options = env.env_kwargs()
     if task.max_steps != max_steps:

@@ -1,4 +1,4 @@
-"""Looking at recorded episodes for `cli/view_data.py`: a page, and a recording for the viewer of rerun.io."""
+"""Viewer of recorded episodes, for `cli/view_data.py`: a page, and a recording for the viewer of rerun.io."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SUM = "reward"
 
 @dataclass(frozen=True)
 class ViewConfig:
-    """Which episodes to show, and where the page goes."""
+    """Episodes to show, and output folder of the page."""
 
     demos: tuple[str, ...] = arg(
         (),
@@ -63,11 +63,11 @@ class ViewConfig:
 
 
 def run_view(config: ViewConfig) -> Path:
-    """Read the episodes, write the page, and the recording if one is asked for; returns the page.
+    """Read the episodes, write the page, and with `rerun` the recording; returns the page.
 
     Raises:
-        ConfigError: a flag is wrong, the data cannot be read, or it cannot be played again.
-        MissingExtraError: rerun or what the data needs is not installed.
+        ConfigError: a flag is wrong, or the data cannot be read or replayed.
+        MissingExtraError: rerun or a reader of the data is not installed.
     """
     problems: list[Problem] = range_problems(config)
     if not config.demos:
@@ -76,13 +76,12 @@ def run_view(config: ViewConfig) -> Path:
         raise ConfigError(problems)
     if config.rerun is not None:
         require("rerun", extra="rerun")
-    files = data_files(dict.fromkeys(config.demos))
+    files = data_files(list(dict.fromkeys(config.demos)))
     parts = read_parts(files, config.cameras or None)
     demos = joined(parts)
     count = len(demos.actions)
-    beyond = [str(number) for number in config.episodes if number >= count]
-    if beyond:
-        text = f"--episodes {' '.join(beyond)}: {' '.join(config.demos)} has {count} episodes"
+    if beyond := " ".join(str(number) for number in config.episodes if number >= count):
+        text = f"--episodes {beyond}: {' '.join(config.demos)} has {count} episodes"
         problems.append(Problem("episodes", "out_of_range", text))
     if config.replay and (why := replay_problem("it", demos)):
         problems.append(Problem("replay", "not_playable", f"--replay: {why}"))
@@ -118,11 +117,11 @@ def _viewed(
     task = task_of(demos)
     flipped = task is not None and task.images_flipped_vertically
     places = [(file, index, part) for file, part in zip(files, parts) for index in range(len(part.actions))]
-    wanted: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for number in chosen:
         file, index, part = places[number]
-        wanted.setdefault(file, []).append(_name(part, index))
-    recorded = {file: recorded_rewards(Path(file), names) for file, names in wanted.items()}  # each opened once
+        names.setdefault(file, []).append(_name(part, index))
+    recorded = {file: recorded_rewards(Path(file), listed) for file, listed in names.items()}  # each opened once
     for number in chosen:
         file, index, part = places[number]
         name, steps = _name(part, index), len(part.actions[index])
@@ -162,16 +161,16 @@ def _episode(part: Demonstrations, index: int, flipped: bool, rewards: dict[str,
 
 
 def _played_again(file: str, part: Demonstrations, index: int, episode: ViewedEpisode, flipped: bool) -> ViewedEpisode:
-    """The episode with the frames of every step, and what held after each."""
+    """The replayed episode, with the frames of every step and the propositions that hold after it."""
     (played,) = play_again(file, part, [index])
     images = upright(np.stack([observation.images for observation in played.observations]), flipped)
-    happened = [result.events[0] if result.events else frozenset() for result in played.results]
+    true_names = [result.events[0] if result.events else frozenset() for result in played.results]
     events = {"success": np.array([bool(result.successes[0]) for result in played.results])}
     for name in played.task.propositions:
-        events[name] = np.array([name in held for held in happened])
+        events[name] = np.array([name in held for held in true_names])
     return replace(
         episode,
         frames={camera: images[:, position] for position, camera in enumerate(part.env_args["cameras"])},
         frame_steps=np.arange(len(images)),
-        events=episode.events | events,
+        events={**episode.events, **events},
     )
