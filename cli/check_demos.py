@@ -1,4 +1,4 @@
-"""Can one learn from these demonstrations? Lists what is wrong, plays some again, and writes a page to look at.
+"""Check demonstrations before training: lists problems, replays some episodes, and writes a page.
 
 The exit status is 0 if they can be used (warnings are printed), 1 if not, 2 for a mistake in the flags.
 

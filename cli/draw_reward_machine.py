@@ -32,7 +32,7 @@ FORMATS = (".png", ".svg", ".pdf", ".dot")
 
 @dataclass(frozen=True)
 class DrawConfig:
-    """Which machine to draw, and the output file."""
+    """Machine to draw, and output file."""
 
     machine: str | None = arg(
         None, f"one of {', '.join(TASKS)}, or a file (.yaml, .json) that declares one (default: that of --formula)"

@@ -28,7 +28,7 @@ from rlvla.utils.terminal import show, suggest
 
 @dataclass(frozen=True)
 class ExportConfig:
-    """Which checkpoint, and where its policy goes."""
+    """Checkpoint of a run, and folder of its policy."""
 
     run: str = arg("runs/ppo", "folder of a run of train_ppo_vla.py, which may still be going on", metavar="DIR")
     load_checkpoint: str | None = arg(

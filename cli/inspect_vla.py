@@ -26,7 +26,7 @@ from rlvla.utils.cli.flags import Parser, add_arguments, arg, from_namespace
 
 @dataclass(frozen=True)
 class InspectConfig:
-    """Which folder to inspect, and settings missing from its config.json."""
+    """Folder to inspect, and settings missing from its config.json."""
 
     pretrain: str = arg("runs/sft/policy", "checkpoint folder, or that of a run", metavar="DIR")
     model_variant: str | None = arg(None, VARIANT_HELP, choices=MODEL_VARIANTS)

@@ -27,7 +27,7 @@ from rlvla.utils.terminal import show
 
 @dataclass(frozen=True)
 class PushConfig:
-    """Which policy, where to, and who may see it."""
+    """Policy, repository and its visibility."""
 
     folder: str = arg("runs/ppo/policy", "folder of the policy, or of a run, whose newest policy it is", metavar="DIR")
     repo_id: str | None = arg(None, "repository, made if it does not exist", metavar="OWNER/NAME")

@@ -24,7 +24,7 @@ from rlvla.utils.cli.flags import Parser, add_arguments, arg, from_namespace
 
 @dataclass(frozen=True)
 class ReplayConfig:
-    """Which batch to replay, and on which checkpoint."""
+    """Batch to replay, and its checkpoint."""
 
     batch: str = arg("runs/ppo/bad_batches/batch.pt", "file below bad_batches/ of a run folder", metavar="FILE")
     pretrain: str = arg(

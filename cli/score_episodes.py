@@ -31,7 +31,7 @@ from rlvla.utils.terminal import show, table
 
 @dataclass(frozen=True)
 class ScoreConfig:
-    """Which episodes to score, and the output folder."""
+    """Episodes to score, and output folder."""
 
     demos: str = arg("runs/demos/demos.hdf5", "recorded episodes (cli/collect_demos.py)", metavar="FILE")
     episodes: tuple[int, ...] = arg((0,), "numbers of the episodes in the file", minimum=0, metavar="N")
@@ -67,19 +67,17 @@ def run(config: ScoreConfig, rewards: RewardConfig) -> None:
     except ConfigError as error:
         problems += error.problems
     if demos is not None:
-        missing = [n for n in config.episodes if n >= len(demos.actions)]
-        if missing:
-            text = f"--episodes {' '.join(map(str, missing))}: {config.demos} has {len(demos.actions)} episodes"
+        if missing := " ".join(str(n) for n in config.episodes if n >= len(demos.actions)):
+            text = f"--episodes {missing}: {config.demos} has {len(demos.actions)} episodes"
             problems.append(Problem("episodes", "out_of_range", text))
-        unplayable = replay_problem(config.demos, demos)
-        if unplayable:
+        if unplayable := replay_problem(config.demos, demos):
             problems.append(Problem("demos", "not_playable", f"--demos: {unplayable}"))
         elif plan is not None:
             chosen = {demos.init_states[n][0] for n in config.episodes if n < len(demos.actions)}
             problems += recorded_source_problems(rewards, demos)
             problems += plan.problems([task for task in recorded_env(demos).tasks() if task.task_id in chosen])
-    folder = output_folder_problem(config.output)
-    problems += [Problem("output", "folder_in_use", f"--output: {folder}")] if folder else []
+    if folder := output_folder_problem(config.output):
+        problems.append(Problem("output", "folder_in_use", f"--output: {folder}"))
     if problems or demos is None or plan is None:
         raise ConfigError(problems)
     try:

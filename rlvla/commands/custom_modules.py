@@ -21,7 +21,7 @@ from rlvla.utils.errors import ConfigError, Problem
 
 @dataclass(frozen=True)
 class CustomConfig:
-    """User code."""
+    """Modules of the user."""
 
     custom_module: tuple[str, ...] = arg(
         (),

@@ -50,7 +50,7 @@ def _rows_per_micro_batch(flags: PPORun, setting: CheckedRun) -> int:
 
 
 def _longest_episode(setting: CheckedRun) -> int:
-    """Number of decisions in the longest episode."""
+    """Decisions of the longest episode."""
     return max(-(-task.max_steps // setting.spec.action_chunk_len) for task in setting.tasks)
 
 
@@ -86,13 +86,14 @@ def ppo_arithmetic(flags: PPORun, setting: CheckedRun) -> list[tuple[str, int]]:
 def ppo_memory(flags: PPORun, setting: CheckedRun) -> MemoryPlan | None:
     """Memory of one rank; None if the family of a network offers no sketch."""
     decisions, world, strategy = _longest_episode(setting), launched_world_size(), flags.strategy
+    backend = ROLLOUT_BACKENDS.get(flags.backend.rollout_backend)
     cameras, optimization = len(setting.env.camera_names), flags.optimization
     row = setting.checkpoint.row_shape([task.instruction for task in setting.tasks], cameras)
     own = flags.batch.train_batch_size // world * decisions
     micro = min(_rows_per_micro_batch(flags, setting), own)
     episodes = flags.batch.episodes_per_iteration // world
     scored = min(flags.batch.micro_rollout_batch_size, episodes * decisions)
-    amounts = {"bf16": strategy.bf16, "forward_rows": scored}
+    amounts: dict[str, Any] = {"bf16": strategy.bf16, "forward_rows": scored}
     accumulates = own > micro or bool(optimization.ptx_coef)
     # The supervised loss has separate micro-batches.
     supervised = min(flags.batch.micro_train_batch_size, -(-optimization.ptx_batch_size // world))
@@ -113,23 +114,19 @@ def ppo_memory(flags: PPORun, setting: CheckedRun) -> MemoryPlan | None:
     frozen = _frozen_probes(flags, setting, row, amounts)
     size = setting.env.image_size or setting.spec.image_size or get_suite(setting.env.suite).default_image_size
     decision_bytes = cameras * size * size * 3 + setting.spec.columns * (8 + 4 * 6)
+    demos = optimization.ptx_demos
     averages = optimization.ema_beta or LEARNERS.get(flags.algorithm.algorithm).played_tensors
     return MemoryPlan(
         {name: engine_memory(p, strategy, world, accumulates=accumulates) for name, p in probes.items()},
         {name: _frozen(name, p, flags) for name, p in frozen.items()},
         average=4 * probes["actor"].trainable if averages else 0,
-        copies=_copies(flags) * probes["actor"].weight_bytes,
+        copies=flags.asynchronous.copies * probes["actor"].weight_bytes if backend.in_process else 0,
         passes={name: p.forward_bytes for name, p in {**probes, **frozen}.items()},
         decision=probes["actor"].decision_bytes,
         offloads=optimization.offload_during_rollout,
         episodes=episodes * decisions * decision_bytes * (1 + flags.asynchronous.iterations_ahead),
-        demonstrations=_demonstration_bytes(flags, setting),
+        demonstrations=0 if demos is None else read_demonstrations(demos, setting.env.camera_names).image_bytes,
     )
-
-
-def _copies(flags: PPORun) -> int:
-    """Copies of the policy's weights in this process."""
-    return flags.asynchronous.copies if ROLLOUT_BACKENDS.get(flags.backend.rollout_backend).in_process else 0
 
 
 def _frozen_probes(flags: PPORun, setting: CheckedRun, row: RowShape, amounts: dict[str, Any]) -> dict[str, Probe]:
@@ -161,12 +158,6 @@ def _frozen(name: str, measured: Probe, flags: PPORun) -> FrozenMemory:
     return memory
 
 
-def _demonstration_bytes(flags: PPORun, setting: CheckedRun) -> int:
-    if flags.optimization.ptx_demos is None:
-        return 0
-    return read_demonstrations(flags.optimization.ptx_demos, setting.env.camera_names).image_bytes
-
-
 def sft_report(
     checkpoint: Checkpoint,
     demos: Demonstrations,
@@ -193,43 +184,17 @@ def sft_report(
         ("decisions per optimizer step and rank", own),
         ("micro-batches per optimizer step (accumulation)", -(-own // sft.micro_train_batch_size)),
     ]
+    tables = [table(("amounts", ""), arithmetic)]
+    micro = min(own, sft.micro_train_batch_size)
     row = checkpoint.row_shape(demos.instructions, demos.images[0].shape[1])
-    averages = bool(sft.ema_decay)
-    plan = sft_memory(checkpoint, row, own, sft.micro_train_batch_size, actor, strategy, averages=averages)
-    if plan is None:
-        return "\n\n".join((table(("amounts", ""), arithmetic), NO_MEMORY))
-    plan.demonstrations = demos.image_bytes
-    return "\n\n".join((table(("amounts", ""), arithmetic), memory_table(plan, plays=False)))
-
-
-def sft_memory(
-    checkpoint: Checkpoint,
-    row: RowShape,
-    rows: int,
-    micro: int,
-    actor: ActorConfig,
-    strategy: StrategyConfig,
-    *,
-    averages: bool = False,
-) -> MemoryPlan | None:
-    """Memory of one rank in supervised training; None if the family offers no sketch.
-
-    Args:
-        checkpoint: checkpoint of the policy.
-        row: size of a decision.
-        rows: decisions per optimizer step on this rank.
-        micro: decisions per micro-batch.
-        actor: adapters and memory options.
-        strategy: ZeRO stage, precision and offloading.
-        averages: there is a moving average of the weights.
-    """
-    micro = min(rows, micro)
     sketch = checkpoint.sketch(row, actor, supervised=True)
     if sketch is None:
-        return None
+        return "\n\n".join((*tables, NO_MEMORY))
     probed = probe(sketch, bf16=strategy.bf16, train_rows=micro, forward_rows=1)
-    engine = engine_memory(probed, strategy, launched_world_size(), accumulates=rows > micro)
-    return MemoryPlan({"policy": engine}, average=4 * probed.trainable if averages else 0)
+    engine = engine_memory(probed, strategy, world, accumulates=own > micro)
+    plan = MemoryPlan({"policy": engine}, average=4 * probed.trainable if sft.ema_decay else 0)
+    plan.demonstrations = demos.image_bytes
+    return "\n\n".join((*tables, memory_table(plan, plays=False)))
 
 
 def memory_table(plan: MemoryPlan, *, plays: bool = True) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlvla.commands.setup import CheckedRun
 from rlvla.models.families import check_checkpoint
@@ -19,7 +19,7 @@ def load_models(flags: PPORun, setting: CheckedRun) -> Models:
     checkpoint, folder = setting.checkpoint, flags.critic_folder
     shared, beside = flags.algorithm.share_backbone, flags.actor.without_adapters()
     needs_critic = learner_needs_critic(flags.algorithm)
-    actor = checkpoint.load_policy(flags.actor, value_head=shared and needs_critic)
+    actor: Any = checkpoint.load_policy(flags.actor, value_head=shared and needs_critic)
     critic = None
     if needs_critic and not shared:
         start = check_checkpoint(folder, checkpoint.unnorm_key, overrides=setting.overrides) if folder else checkpoint
@@ -27,9 +27,6 @@ def load_models(flags: PPORun, setting: CheckedRun) -> Models:
     reference = None
     if learner_needs_reference(flags.algorithm):
         # With adapters, the initial policy is the trained one without its adapters, so no second copy is needed.
-        reference = (
-            ReferenceModel(actor, without_adapters=True)
-            if flags.actor.lora_rank
-            else ReferenceModel(checkpoint.load_policy(beside))
-        )
+        initial: Any = actor if flags.actor.lora_rank else checkpoint.load_policy(beside)
+        reference = ReferenceModel(initial, without_adapters=bool(flags.actor.lora_rank))
     return Models(actor, critic, reference, setting.overrides)

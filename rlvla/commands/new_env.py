@@ -1,4 +1,4 @@
-"""`cli/new_env.py`: writes a suite of one's own that works, with its tests and a list of what to fill in."""
+"""Template of a new suite, for `cli/new_env.py`: a working environment, its tests and a list of parts to fill in."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 @dataclass(frozen=True)
 class NewEnvConfig:
-    """What the new suite is called, and where its files go."""
+    """Name of the new suite, and folder of its files."""
 
     name: str | None = arg(
         None, "name of the suite: lower-case letters, digits and underscores, e.g. my_robot (default: none)"
@@ -29,35 +29,32 @@ class NewEnvConfig:
 
     @property
     def folder(self) -> Path:
-        """Where the files go."""
+        """Folder of the files."""
         return Path(self.output or self.name or ".")
 
 
 def problems_of(config: NewEnvConfig) -> list[Problem]:
-    """Everything wrong with the flags."""
-    found = range_problems(config)  # whether anything can be written to --output, too
+    """All problems of the flags."""
+    problems = range_problems(config)  # including an --output that cannot be written
+    start = f"--name {config.name}"
     if config.name is None:
-        found.append(Problem("name", "missing", "give the new environment a name, e.g. my_robot"))
+        problems.append(Problem("name", "missing", "give the new environment a name, e.g. my_robot"))
     elif not re.fullmatch(r"[a-z][a-z0-9_]*", config.name) or keyword.iskeyword(config.name):
-        text = (
-            f"--name {config.name}: write lower-case letters, digits and underscores, beginning with a "
-            "letter, e.g. my_robot"
-        )
-        found.append(Problem("name", "malformed", text))
+        text = f"{start}: write lower-case letters, digits and underscores, beginning with a letter, e.g. my_robot"
+        problems.append(Problem("name", "malformed", text))
     elif is_known(config.name):
-        found.append(
-            Problem("name", "duplicate", f"--name {config.name}: a suite of this name ships with rlvla; choose another")
-        )
-    if config.output is None and found:
-        return found  # the folder would be named after it
+        text = f"{start}: a suite of this name ships with rlvla; choose another"
+        problems.append(Problem("name", "duplicate", text))
+    if config.output is None and problems:
+        return problems  # the folder would be named after it
     why = target_problem(config.folder, folder=True)
     if why and config.output is None:
-        text = f"{f'{config.folder}: {why}'}; --output names another place for the results"
-        found.append(Problem("output", "not_writable", text))
+        text = f"{config.folder}: {why}; --output names another place for the results"
+        problems.append(Problem("output", "not_writable", text))
     elif not why and config.folder.exists() and (not config.folder.is_dir() or any(config.folder.iterdir())):
-        why = f"{config.folder} has something in it; name a folder that is new or empty"
-        found.append(Problem("output", "folder_in_use", f"--output: {why}"))
-    return found
+        text = f"--output: {config.folder} has something in it; name a folder that is new or empty"
+        problems.append(Problem("output", "folder_in_use", text))
+    return problems
 
 
 def write_new_env(config: NewEnvConfig) -> list[Path]:
@@ -77,7 +74,7 @@ def write_new_env(config: NewEnvConfig) -> list[Path]:
     suite, test, readme = (
         config.folder / name for name in (f"{config.name}_suite.py", f"test_{config.name}_suite.py", "README.md")
     )
-    words = {
+    values = {
         "name": config.name,
         "class_name": "".join(part.capitalize() for part in config.name.split("_")),
         "folder": shlex.quote(str(config.folder)),
@@ -85,5 +82,5 @@ def write_new_env(config: NewEnvConfig) -> list[Path]:
     }
     config.folder.mkdir(parents=True, exist_ok=True)
     for path, template in ((suite, "suite.py"), (test, "test_suite.py"), (readme, "README.md")):
-        write_atomic(path, templates.get_template(f"{template}.jinja").render(words).encode())
+        write_atomic(path, templates.get_template(f"{template}.jinja").render(values).encode())
     return [suite, test, readme]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import Any
 
 import torch
 
@@ -23,7 +24,7 @@ _SHOWN_ROWS = 20
 
 @dataclass(frozen=True)
 class BatchReport:
-    """What is not finite.
+    """Values that are not finite.
 
     Attributes:
         fields: field of the batch -> rows with NaN or infinity under its mask.
@@ -50,7 +51,7 @@ def run_replay(path: Path, pretrain: Path, unnorm_key: str | None = None) -> Bat
     try:
         batch = read_batch(path)
     except (OSError, KeyError, TypeError, RuntimeError, ValueError, EOFError, UnpicklingError) as error:
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        why = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"--batch {path} cannot be read as a batch of a left-out step ({why})") from error
     pretrain = Path(policy_folder(str(pretrain)))
     checkpoint = check_checkpoint(pretrain, unnorm_key, overrides=batch.settings.get("overrides"))
@@ -59,9 +60,7 @@ def run_replay(path: Path, pretrain: Path, unnorm_key: str | None = None) -> Bat
     report = inspect(rows, network, float(batch.settings.get("temperature", 1.0)))
     show(f"{path}: {len(rows)} rows for the {batch.model.replace('_', ' ')}")
     put(table(("not finite", "rows"), [(name, _shown(bad)) for name, bad in report.fields.items()]))
-    put(
-        table(("row alone", "first not finite"), [(row, what) for row, what in list(report.rows.items())[:_SHOWN_ROWS]])
-    )
+    put(table(("row alone", "first not finite"), list(report.rows.items())[:_SHOWN_ROWS]))
     if report.weights:
         show(f"weights that are not finite: {', '.join(report.weights[:_SHOWN_ROWS])}")
     if not (report.fields or report.rows or report.weights):
@@ -69,7 +68,7 @@ def run_replay(path: Path, pretrain: Path, unnorm_key: str | None = None) -> Bat
     return report
 
 
-def _network(model: str, checkpoint: Checkpoint) -> Network:
+def _network(model: str, checkpoint: Checkpoint) -> Any:
     """Load the named model; a reward model may also be initialized from a policy folder."""
     if model == "actor":
         return checkpoint.load_policy()
@@ -78,8 +77,8 @@ def _network(model: str, checkpoint: Checkpoint) -> Network:
     return checkpoint.load_reward_model(new=not (checkpoint.folder / REWARD_HEAD_FILE).exists())
 
 
-def _prepared(rows: Experience, network: Network) -> Experience:
-    """Rows with observations of the environment, with those that the network reads."""
+def _prepared(rows: Experience, network: Any) -> Experience:
+    """Replace observations of the environment by the inputs of the network."""
     images, proprio = network.prepare(rows.images.numpy(), None if rows.proprio is None else rows.proprio.numpy())
     return rows.with_fields(
         images=torch.from_numpy(images), proprio=None if proprio is None else torch.from_numpy(proprio)
@@ -107,9 +106,8 @@ def inspect(rows: Experience, network: Network, temperature: float) -> BatchRepo
                     bad_fields[name] = wrong.nonzero().flatten().tolist()
     bad_rows = {}
     for row in range(len(rows)):
-        what = _check_row(rows.index(torch.tensor([row])), network, temperature)
-        if what:
-            bad_rows[row] = what
+        if name := _check_row(rows.index(torch.tensor([row])), network, temperature):
+            bad_rows[row] = name
     return BatchReport(bad_fields, bad_rows, weights)
 
 

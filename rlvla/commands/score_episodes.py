@@ -77,8 +77,8 @@ def _score(name: str, played: PlayedEpisode, plan: RewardPlan, rewards: Any) -> 
     terminated = last.terminated or rewards.failed
     rewards.end(terminated=terminated, truncated=last.truncated and not terminated)
     steps, proprio = len(results), None
-    if first.proprio is not None:
-        proprio = torch.from_numpy(np.stack([o.proprio for o in played.observations]))
+    if states := [o.proprio for o in played.observations if o.proprio is not None]:
+        proprio = torch.from_numpy(np.stack(states))
     sample = Sample(
         images=images[:-1],
         proprio=None if proprio is None else proprio[:-1],
@@ -105,13 +105,13 @@ def _score(name: str, played: PlayedEpisode, plan: RewardPlan, rewards: Any) -> 
     )
     plan.submit(sample)
     paid = rewards.finalize_rewards(plan.collect(1)[0])
-    states = rewards.source("rm").states if "rm" in plan.names else []
+    machine_states = rewards.source("rm").states if "rm" in plan.names else []
     rewards.release()
     return ScoredEpisode(
         name=name,
         instruction=first.instruction,
         components={n: grid.flatten() for n, grid in paid.components.items()},
-        states=states,
+        states=machine_states,
         frames=upright(images[:, 0].numpy(), played.task.images_flipped_vertically),
         numbers=paid.info,
         success_at_end=sample.success_at_end,
@@ -129,7 +129,8 @@ def draw_episode(episode: ScoredEpisode, path: Path) -> None:
     shown = np.unique(np.linspace(0, steps, min(_MOST_FRAMES, steps + 1)).round().astype(int))
     rows = bool(episode.states) + len(episode.components)
     figure = plt.figure(figsize=(13, 2.0 + 1.7 * rows), layout="constrained")
-    pictures, plots = figure.subfigures(2, 1, height_ratios=[1.6, 1.7 * rows])
+    halves: Any = figure.subfigures(2, 1, height_ratios=[1.6, 1.7 * rows])
+    pictures, plots = halves
     for column, step in enumerate(shown):
         axes = pictures.add_subplot(1, len(shown), column + 1)
         axes.imshow(episode.frames[step])

@@ -154,7 +154,7 @@ def _train(
     overrides = _overrides(pretrain, run, tiny, demos)
     with passing_note(f"loading {pretrain}"):
         checkpoint = check_checkpoint(pretrain, run.unnorm_key, overrides=overrides)
-        actor = checkpoint.load_policy(actor_config)
+        actor: Any = checkpoint.load_policy(actor_config)
     checkpoint.begin_supervised(actor, mean_alone=config.trains_mean_alone)
     record = _record(demos, run, actor, learned_states(recorded_environment(pretrain)) or [])
     trainer = SFTTrainer(actor, demos, strategy, config, save_path, record, run.fallback_path, validation, playing)
