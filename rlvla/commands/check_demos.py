@@ -196,26 +196,30 @@ def _named(findings: Sequence[Finding], names: Sequence[str], where: str = "") -
 
 
 def _turned_files(check: Check) -> list[Finding]:
-    found = []
+    findings = []
     for index, camera in enumerate(check.parts[0].env_args["cameras"]):
         for how, rows in turned(np.stack([mean_start(part.images, index) for part in check.parts])).items():
             for row in rows:
                 text = f"pictures of camera {camera} are {how} compared with the other files"
-                found.append(Finding("turned_pictures", WARNING, text, where=check.paths[row]))
-    return found
+                findings.append(Finding("turned_pictures", WARNING, text, where=check.paths[row]))
+    return findings
 
 
 def _replay(check: Check, count: int) -> list[Finding]:
     """Execute the actions of some episodes again; fills `check.replayed`."""
     if not count:
         return []
-    found: list[Finding] = []
+    findings: list[Finding] = []
     chosen = _spread_over_files(check.parts, count)
     with progress_bar(sum(map(len, chosen)), "playing again") as bar:
         for path, part, episodes in zip(check.paths, check.parts, chosen):
-            why = replay_problem("it", part) if task_of(part) is not None else _unknown_suite(part)
+            if task_of(part) is not None:
+                why = replay_problem("it", part)
+            else:
+                suite = part.env_args.get("task_suite_name")
+                why = f"suite {suite!r} with the recorded options is unknown (--custom_module FILE.py names your own)"
             if why is not None:
-                found.append(Finding("not_replayed", NOTE, f"not played again: {why}", where=path))
+                findings.append(Finding("not_replayed", NOTE, f"not played again: {why}", where=path))
                 continue
             played: list[Repetition] = []
             try:
@@ -224,11 +228,11 @@ def _replay(check: Check, count: int) -> list[Finding]:
                     bar.update(1)
             except Exception as error:  # of a simulator, or of somebody's suite
                 text = f"cannot be played again ({type(error).__name__}: {error})"
-                found.append(Finding("not_replayed", WARNING, text, where=path))
-            found += _judged(path, _names(part), played)
+                findings.append(Finding("not_replayed", WARNING, text, where=path))
+            findings += _replay_findings(path, _names(part), played)
             check.replayed += played
-    same = {finding.text for finding in found if finding.kind == "not_replayed" and finding.level == NOTE}
-    return found if len(same) != 1 or len(found) < 2 else [replace(found[0], where="")]
+    same = {finding.text for finding in findings if finding.kind == "not_replayed" and finding.level == NOTE}
+    return findings if len(same) != 1 or len(findings) < 2 else [replace(findings[0], where="")]
 
 
 def _spread_over_files(parts: Sequence[Demonstrations], count: int) -> list[list[int]]:
@@ -239,13 +243,8 @@ def _spread_over_files(parts: Sequence[Demonstrations], count: int) -> list[list
     return [[j for file, j in chosen if file == i] for i in range(len(parts))]
 
 
-def _unknown_suite(demos: Demonstrations) -> str:
-    suite = demos.env_args.get("task_suite_name")
-    return f"the suite {suite!r} with the recorded options is not known here (--custom_module FILE.py names your own)"
-
-
-def _judged(path: str, names: Sequence[str], played: Sequence[Repetition]) -> list[Finding]:
-    found = []
+def _replay_findings(path: str, names: Sequence[str], played: Sequence[Repetition]) -> list[Finding]:
+    findings = []
     lost = [one for one in played if one.recorded and not one.replayed]
     if lost:
         good = sum(one.recorded for one in played)
@@ -253,21 +252,18 @@ def _judged(path: str, names: Sequence[str], played: Sequence[Repetition]) -> li
             f"only {good - len(lost)} of {good} successful episodes succeed when their actions are executed again: "
             "actions, initial states, or options of the environment are not those of the recording"
         )
-        found.append(Finding("replay_fails", WARNING, text, tuple(names[one.index] for one in lost), path))
+        findings.append(Finding("replay_fails", WARNING, text, tuple(names[one.index] for one in lost), path))
     others = [one for one in played if not one.looks_alike]
     if others:
-        hows = Counter(one.turned for one in others if one.turned)
-        how = f"; the recorded ones are {hows.most_common(1)[0][0]}" if hows else ""
-        text = (
-            f"the environment shows other first pictures than were recorded (by {others[0].distance:.0f} gray levels)"
-            f"{how}"
-        )
-        found.append(Finding("other_pictures", WARNING, text, tuple(names[one.index] for one in others), path))
-    return found
+        distance, turns = others[0].distance, Counter(one.turned for one in others if one.turned)
+        text = f"the environment shows other first pictures than were recorded (by {distance:.0f} gray levels)"
+        text += f"; the recorded ones are {turns.most_common(1)[0][0]}" if turns else ""
+        findings.append(Finding("other_pictures", WARNING, text, tuple(names[one.index] for one in others), path))
+    return findings
 
 
 def _excused(check: Check) -> list[Finding]:
-    """The findings; what looks wrong with actions is a note if they lead to success again."""
+    """The findings; unusual actions are demoted to a note if they succeed again."""
     good = [one for one in check.replayed if one.recorded]
     if len(good) < _CONVINCING or not all(one.replayed for one in good):
         return check.findings
@@ -281,10 +277,8 @@ def _excused(check: Check) -> list[Finding]:
 
 def _write_statistics(check: Check, folder: str | None) -> list[Path]:
     """Write the statistics that are missing; returns the new files."""
-    if folder is not None:
-        targets = {Path(folder): check.parts}
-    else:
-        targets = {}
+    targets: dict[Path, list[Demonstrations]] = {} if folder is None else {Path(folder): check.parts}
+    if folder is None:
         for path, part in zip(map(Path, check.paths), check.parts):
             computed = path.is_dir() or is_lerobot(path) or is_libero(path)  # whenever they are read
             if not computed and not (path.parent / STATISTICS_FILE).exists():
@@ -308,7 +302,7 @@ def _page(check: Check, config: CheckDemosConfig) -> DemosPage:
         findings=check.findings,
         headers=HEADERS,
         rows=_rows(check),
-        replayed=_replayed_words(check),
+        replayed=_replay_summary(check),
         demos=check.demos,
         names=check.names if check.parts else [],
         flipped=task is not None and task.images_flipped_vertically,
@@ -340,7 +334,7 @@ def _rows(check: Check) -> list[tuple[Any, ...]]:
     ]
 
 
-def _replayed_words(check: Check) -> str:
+def _replay_summary(check: Check) -> str:
     good = [one for one in check.replayed if one.recorded]
     if not good:
         return ""
@@ -366,8 +360,8 @@ def _print(check: Check) -> None:
         show(table(HEADERS, [*rows[:20], *more]))
     for line in _lines(check.findings):
         show(line)
-    if _replayed_words(check):
-        show(_replayed_words(check))
+    if _replay_summary(check):
+        show(_replay_summary(check))
     for path in check.written:
         show(f"statistics: {path}")
     counts = Counter(finding.level for finding in check.findings)

@@ -106,8 +106,8 @@ def inspect(rows: Experience, network: Network, temperature: float) -> BatchRepo
                     bad_fields[name] = wrong.nonzero().flatten().tolist()
     bad_rows = {}
     for row in range(len(rows)):
-        if name := _check_row(rows.index(torch.tensor([row])), network, temperature):
-            bad_rows[row] = name
+        if what := _check_row(rows.index(torch.tensor([row])), network, temperature):
+            bad_rows[row] = what
     return BatchReport(bad_fields, bad_rows, weights)
 
 

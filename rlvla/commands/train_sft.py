@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -32,7 +32,6 @@ from rlvla.commands.setup import start_workers
 from rlvla.commands.supervised import supervised_header, supervised_problems
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_several
-from rlvla.envs.base import TaskSpec
 from rlvla.envs.config import EnvConfig, heldout_problems
 from rlvla.envs.splits import LearnedStates, UnseenStates
 from rlvla.models.config import ActorConfig
@@ -122,7 +121,7 @@ def run_sft(
         require("wandb", extra="wandb")
     quiet_libraries()
     with ExitStack() as stack:
-        playing = None if episodes is None else episodes.start(validation, run, modules_with_suites(custom), stack)
+        playing = None if episodes is None else episodes(modules_with_suites(custom), stack)
         strategy = DeepspeedStrategy(strategy_config, seed=run.seed)
         seed_everything(run.seed)
         stack.enter_context(claimed_run_folder(Path(run.save_path), strategy))
@@ -203,33 +202,6 @@ def _next_command(verdict: Verdict, policy: Path, run: SFTRunConfig, config: SFT
     return f"python cli/eval_vla.py --pretrain {policy}"
 
 
-@dataclass(frozen=True)
-class _Episodes:
-    """The episodes to play during training.
-
-    Attributes:
-        env: the environment of the demonstrations.
-        tasks: its tasks.
-        states: initial states that are not in the demonstrations.
-    """
-
-    env: EnvConfig
-    tasks: Sequence[TaskSpec]
-    states: UnseenStates
-
-    def start(
-        self, validation: ValidationConfig, run: SFTRunConfig, modules: Sequence[str], stack: ExitStack
-    ) -> Playing:
-        """Start the workers, which end with the stack."""
-        pool = stack.enter_context(start_workers(validation.num_envs, self.env, self.tasks[0], modules))
-        rollout = RolloutEngine(pool, self.env.env_kwargs(), {"success": 1.0}, tasks=self.tasks)
-
-        def load(folder: Path) -> Policy:
-            return check_checkpoint(folder, run.unnorm_key).load_policy().eval()
-
-        return Playing(rollout, self.tasks, self.states, validation.eval_episodes, validation.eval_samples, load)
-
-
 def _unseen_problems(run: SFTRunConfig, demos: Demonstrations, env_python: str | None) -> list[Problem]:
     """Tasks of --heldout_tasks that the demonstrations hold, or that the initial policy has learned from."""
     env = replace(EnvConfig().completed(demos.env_args), env_python=env_python)  # which lists the tasks
@@ -240,8 +212,10 @@ def _unseen_problems(run: SFTRunConfig, demos: Demonstrations, env_python: str |
     return list(dict.fromkeys(problems))
 
 
-def _episodes(validation: ValidationConfig, run: SFTRunConfig, demos: Demonstrations) -> _Episodes:
-    """The episodes to play during training.
+def _episodes(
+    validation: ValidationConfig, run: SFTRunConfig, demos: Demonstrations
+) -> Callable[[Sequence[str], ExitStack], Playing]:
+    """Check the episodes to play during training; the result starts the workers, which end with a stack.
 
     Raises:
         ConfigError: they cannot be played in the suite of the demonstrations, or too few initial states are left.
@@ -280,7 +254,16 @@ def _episodes(validation: ValidationConfig, run: SFTRunConfig, demos: Demonstrat
             problems += error.problems
     if problems:
         raise ConfigError(problems)
-    return _Episodes(env, tasks, states)
+
+    def start(modules: Sequence[str], stack: ExitStack) -> Playing:
+        pool = stack.enter_context(start_workers(validation.num_envs, env, tasks[0], modules))
+        rollout = RolloutEngine(pool, env.env_kwargs(), {"success": 1.0}, tasks=tasks)
+        return Playing(rollout, tasks, states, validation.eval_episodes, validation.eval_samples, load)
+
+    def load(folder: Path) -> Policy:
+        return check_checkpoint(folder, run.unnorm_key).load_policy().eval()
+
+    return start
 
 
 def _heldout_problems(validation: ValidationConfig, demos: Demonstrations, seed: int) -> list[Problem]:

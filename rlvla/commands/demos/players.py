@@ -13,12 +13,11 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 
 from rlvla.checkpoints.policy_folder import recorded_environment
 from rlvla.commands.demos.config import CollectConfig
-from rlvla.commands.demos.record import Attempt, Player, complete_episodes, planned_episodes
+from rlvla.commands.demos.record import Attempt, Player, complete_episodes, planned_episodes, replay_actions
 from rlvla.commands.run_policies import policy_folder
 from rlvla.commands.setup import CheckedRun, check_run
 from rlvla.envs.base import TaskSpec
@@ -27,10 +26,9 @@ from rlvla.envs.experts import ExpertConfig, make_expert
 from rlvla.envs.registry import get_suite
 from rlvla.envs.workers.answer_checks import AnswerChecker
 from rlvla.envs.workers.config import WorkerConfig
-from rlvla.envs.workers.messages import EnvSpec, PlayActions, RunExpert
+from rlvla.envs.workers.messages import EnvSpec, RunExpert
 from rlvla.envs.workers.pool import EnvWorkerError
 from rlvla.envs.workers.watchdog import WatchedPool
-from rlvla.experience import Sample
 from rlvla.models.config import PolicyConfig
 from rlvla.models.policy import Policy
 from rlvla.rollout import EpisodeRequest, RolloutConfig, RolloutEngine
@@ -66,10 +64,11 @@ def checked_player(
     except ConfigError as error:
         problems += error.problems
     if config.policy is not None:
-        problems += [no_effect(*flag, "--policy plays, not the scripted expert") for flag in _changed(errors)]
+        unread, why = _changed(errors), "--policy plays, not the scripted expert"
     else:
-        sampling = [] if config.temperature is None else [("temperature", config.temperature)]
-        problems += [no_effect(*flag, "there is no --policy") for flag in sampling + _changed(policy)]
+        unread, why = _changed(policy), "there is no --policy"
+        unread |= {} if config.temperature is None else {"temperature": config.temperature}
+    problems += [no_effect(name, value, why) for name, value in unread.items()]
     try:
         if config.policy is None:
             player = ExpertPlayer(env, config, split, errors)
@@ -85,9 +84,9 @@ def checked_player(
     return player
 
 
-def _changed(group: Any) -> list[tuple[str, Any]]:
-    """Names and values of the flags of a group that are not at their defaults."""
-    return [(f.name, value) for f in fields(group) if (value := getattr(group, f.name)) != f.default]
+def _changed(group: Any) -> dict[str, Any]:
+    """The flags of a group that are not at their defaults, by name."""
+    return {f.name: value for f in fields(group) if (value := getattr(group, f.name)) != f.default}
 
 
 @dataclass
@@ -197,7 +196,9 @@ class PolicyPlayer(Player):
         samples = engine.run(requests, self._policy, temperature=temperature, greedy=config.temperature is None)
         played = {sample.uid: sample for sample in samples}
         lost = {dropped.request.uid: dropped.error for dropped in engine.stats.dropped}
-        recorded = self._record(pool, task, [s for s in samples if s.success_at_end or config.keep == "all"])
+        kept = [s for s in samples if s.success_at_end or config.keep == "all"]
+        (limit,) = (other.max_steps for other in setting.tasks if other.task_id == task.task_id)
+        recorded = replay_actions(pool, self.env, task.task_id, limit, kept)
         for request in requests:
             sample = played.get(request.uid)
             if sample is None:
@@ -206,23 +207,6 @@ class PolicyPlayer(Player):
                 yield next(recorded)
             else:
                 yield Attempt(False, None)
-
-    def _record(
-        self, pool: WatchedPool, task: TaskSpec, samples: Sequence[Sample]
-    ) -> Iterator[Attempt | EnvWorkerError]:
-        """Replay the actions of these episodes in the environment of the recording."""
-        (played,) = (other for other in self.setting.tasks if other.task_id == task.task_id)
-        options = self.env.env_kwargs()
-        if task.max_steps != played.max_steps:  # several tasks, whose limits differ
-            options |= {"max_steps": played.max_steps}
-        spec = EnvSpec(task.suite, task.task_id, options)
-        limit = task.action_limit
-        commands = (
-            PlayActions(spec, s.init_state_id, s.seed, np.clip(s.played_actions.numpy(), -limit, limit))
-            for s in samples
-        )
-        checker = AnswerChecker(replace(task, max_steps=played.max_steps), options)
-        return complete_episodes(pool, commands, checker)
 
     @cached_property
     def _policy(self) -> Policy:

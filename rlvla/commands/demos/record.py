@@ -7,9 +7,11 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
+
+import numpy as np
 
 from rlvla.commands.demos.config import CollectConfig
 from rlvla.commands.setup import start_workers
@@ -19,9 +21,10 @@ from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.experts.episode import ExpertEpisode
 from rlvla.envs.workers.answer_checks import AnswerChecker, BadAnswerError
 from rlvla.envs.workers.config import WorkerConfig
-from rlvla.envs.workers.messages import PlayActions, RunExpert
+from rlvla.envs.workers.messages import EnvSpec, PlayActions, RunExpert
 from rlvla.envs.workers.pool import EnvWorkerError
 from rlvla.envs.workers.watchdog import WatchedPool
+from rlvla.experience import Sample
 from rlvla.utils.bars import progress_bar
 from rlvla.utils.errors import ConfigError, Problem
 from rlvla.utils.seeding import derive_rng, derive_seed
@@ -244,3 +247,18 @@ def complete_episodes(
                 yield episode
             else:
                 yield Attempt(bool(episode["success_at_end"]), episode)
+
+
+def replay_actions(
+    pool: WatchedPool, env: EnvConfig, task_id: int, max_steps: int, samples: Sequence[Sample], *, retries: int = 2
+) -> Iterator[Attempt | EnvWorkerError]:
+    """Replay the actions of episodes of a task in another environment, see `complete_episodes`."""
+    (task,) = (task for task in env.tasks() if task.task_id == task_id)
+    options, limit = env.env_kwargs(), task.action_limit
+    if task.max_steps != max_steps:  # several tasks, whose limits differ
+        task, options = replace(task, max_steps=max_steps), {**options, "max_steps": max_steps}
+    spec = EnvSpec(task.suite, task_id, options)
+    commands = (
+        PlayActions(spec, s.init_state_id, s.seed, np.clip(s.played_actions.numpy(), -limit, limit)) for s in samples
+    )
+    return complete_episodes(pool, commands, AnswerChecker(task, options), retries=retries)

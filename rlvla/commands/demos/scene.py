@@ -6,13 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-import numpy as np
-
-from rlvla.commands.demos.record import Attempt, complete_episodes
+from rlvla.commands.demos.record import Attempt, replay_actions
 from rlvla.commands.setup import CheckedRun
 from rlvla.envs.config import EnvConfig
-from rlvla.envs.workers.answer_checks import AnswerChecker
-from rlvla.envs.workers.messages import EnvSpec, PlayActions
 from rlvla.envs.workers.pool import EnvWorkerError
 from rlvla.envs.workers.watchdog import WatchedPool
 from rlvla.evaluation.videos import SceneFilm, SceneViews
@@ -77,16 +73,7 @@ def _film(
     pool: WatchedPool, env: EnvConfig, task_id: int, max_steps: int, samples: Sequence[Sample]
 ) -> Iterator[SceneViews | None]:
     """Replay episodes of one task with this step limit."""
-    (task,) = (task for task in env.tasks() if task.task_id == task_id)
-    options = env.env_kwargs()
-    if task.max_steps != max_steps:
-        task = replace(task, max_steps=max_steps)
-        options |= {"max_steps": max_steps}
-    spec, limit = EnvSpec(task.suite, task.task_id, options), task.action_limit
-    commands = (
-        PlayActions(spec, s.init_state_id, s.seed, np.clip(s.played_actions.numpy(), -limit, limit)) for s in samples
-    )
-    for attempt in complete_episodes(pool, commands, AnswerChecker(task, options), retries=0):
+    for attempt in replay_actions(pool, env, task_id, max_steps, samples, retries=0):
         if isinstance(attempt, Attempt) and attempt.episode is not None:
             images = attempt.episode["images"]
             yield {camera: images[:, index] for index, camera in enumerate(env.cameras)}
