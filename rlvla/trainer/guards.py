@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from rlvla.evaluation.results import EvalResult
-from rlvla.experience import Experience, Sample
+from rlvla.experience import Experience
 from rlvla.rollout.stats import saturated_proprio, saturation_warning
 from rlvla.trainer.config import AsyncConfig, LoopGuardConfig, ScheduleConfig
 from rlvla.trainer.metrics import Metrics
@@ -29,49 +29,47 @@ TOO_FEW_IN_A_ROW = 3
 EARLY_STOP_EPISODES = 50  # smallest evaluation that early stopping relies on
 
 
-class StartCheck:
-    """Checks the first evaluation, the first rollout and the first update of a run."""
+def start_rollout_problems(metrics: Mapping[str, float], first_evaluation: tuple[float, int] | None) -> list[str]:
+    """Problems visible in the first rollout: rewards without variation, proprio of another robot.
 
-    def of_rollout(self, metrics: Mapping[str, float], first_evaluation: tuple[float, int] | None) -> list[str]:
-        """Problems visible in the first rollout: rewards without variation, proprio of another robot.
-
-        Args:
-            metrics: `lowest_score` and `highest_score` of an episode, `episodes`, and `saturated_proprio` (share of
-                normalized proprioception at or beyond +-1).
-            first_evaluation: success at end of the initial policy and number of episodes, if it was evaluated.
-        """
-        problems = []
-        rate, n = first_evaluation or (math.nan, 0)
-        episodes = int(metrics["episodes"]) + n
-        constant = metrics["lowest_score"] == metrics["highest_score"]
-        if constant and episodes >= ENOUGH_EPISODES and not (0 < rate < 1):
-            score = metrics["highest_score"]
-            if rate == 1.0 or (n == 0 and score > 0):
-                problems.append(
-                    f"the initial policy succeeded in all of {episodes} episodes: there is nothing to learn. Choose a "
-                    "harder task or other initial states"
-                )
-            else:
-                problems.append(
-                    f"each of the first {int(metrics['episodes'])} episodes got the same reward ({score:g})"
-                    + (f", and none of {n} evaluation episodes succeeded" if n else "")
-                    + ": there is nothing to compare. Start from a policy that succeeds now and then (more or better "
-                    "demonstrations), add a reward that is paid on the way (--reward), or play more episodes per "
-                    "iteration"
-                )
-        foreign = saturation_warning(metrics.get("saturated_proprio", 0.0))
-        problems += [foreign] if foreign else []
-        return problems
-
-    def of_update(self, metrics: Mapping[str, float]) -> list[str]:
-        """Problems visible in the first update of the policy; missing metrics (a frozen actor) are ignored."""
-        problems = []
-        if metrics.get("actor/grad_norm") == 0.0 and not advantages_vanish(metrics):
+    Args:
+        metrics: `lowest_score` and `highest_score` of an episode, `episodes`, and `saturated_proprio` (share of
+            normalized proprioception at or beyond +-1).
+        first_evaluation: success at end of the initial policy and number of episodes, if it was evaluated.
+    """
+    problems = []
+    rate, n = first_evaluation or (math.nan, 0)
+    episodes = int(metrics["episodes"]) + n
+    constant = metrics["lowest_score"] == metrics["highest_score"]
+    if constant and episodes >= ENOUGH_EPISODES and not (0 < rate < 1):
+        score = metrics["highest_score"]
+        if rate == 1.0 or (n == 0 and score > 0):
             problems.append(
-                "the advantages are not zero, but the policy's gradient is: no trainable weight reaches the loss. "
-                "Look at what is frozen (--lora_rank) and at which action dimensions ever moved in the dataset"
+                f"the initial policy succeeded in all of {episodes} episodes: there is nothing to learn. Choose a "
+                "harder task or other initial states"
             )
-        return problems
+        else:
+            problems.append(
+                f"each of the first {int(metrics['episodes'])} episodes got the same reward ({score:g})"
+                + (f", and none of {n} evaluation episodes succeeded" if n else "")
+                + ": there is nothing to compare. Start from a policy that succeeds now and then (more or better "
+                "demonstrations), add a reward that is paid on the way (--reward), or play more episodes per "
+                "iteration"
+            )
+    foreign = saturation_warning(metrics.get("saturated_proprio", 0.0))
+    problems += [foreign] if foreign else []
+    return problems
+
+
+def start_update_problems(metrics: Mapping[str, float]) -> list[str]:
+    """Problems visible in the first update of the policy; missing metrics (a frozen actor) are ignored."""
+    problems = []
+    if metrics.get("actor/grad_norm") == 0.0 and not advantages_vanish(metrics):
+        problems.append(
+            "the advantages are not zero, but the policy's gradient is: no trainable weight reaches the loss. "
+            "Look at what is frozen (--lora_rank) and at which action dimensions ever moved in the dataset"
+        )
+    return problems
 
 
 def advantages_vanish(metrics: Mapping[str, float]) -> bool:
@@ -162,7 +160,9 @@ class BadSteps:
             return True
         self.total += 1
         self.in_a_row[model] = count = self.in_a_row.get(model, 0) + 1
-        path = self._new_file(f"{self._unit}_{number:06d}_{model}", f"rank{self._strategy.rank}.pt")
+        name = f"{self._unit}_{number:06d}_{model}_{{}}_rank{self._strategy.rank}.pt"
+        paths = (self._folder / name.format(attempt) for attempt in itertools.count(1))  # existing files are kept
+        path = next(path for path in paths if not path.exists())
         content = {f.name: getattr(step, f.name) for f in fields(step)}
 
         def save() -> None:
@@ -179,11 +179,6 @@ class BadSteps:
                 f"{self._folder}; see which rows do it with: python cli/replay_batch.py --batch {path} --pretrain DIR"
             )
         return False
-
-    def _new_file(self, start: str, end: str) -> Path:
-        """The first unused file name, numbered from 1; existing files are kept."""
-        paths = (self._folder / f"{start}_{number}_{end}" for number in itertools.count(1))
-        return next(path for path in paths if not path.exists())
 
 
 class FewEffectiveSamples(Observer):
@@ -229,24 +224,20 @@ class Guards(Observer):
         is_idle: Callable[[Mapping[str, float]], bool] | None = None,
     ):
         self._config, self._strategy, self._settings = config, strategy, settings
-        self._start = StartCheck()
         self._idle = IdleCheck(config.max_idle_iterations, is_idle)
         self._bad = BadSteps(folder / "bad_batches", config.max_bad_steps, strategy)
         self._update_seen = False
 
-    def check_rollout(self, samples: Sequence[Sample], first_evaluation: tuple[float, int] | None) -> None:
-        """Check the first rollout, given the episodes of this rank."""
-        scores = [sample.score for sample in samples]
-        metrics = self._strategy.all_reduce({"episodes": len(scores)}, "sum")
-        metrics |= self._strategy.all_reduce({"lowest_score": min(scores, default=math.inf)}, "min")
-        metrics |= self._strategy.all_reduce({"highest_score": max(scores, default=-math.inf)}, "max")
-        metrics |= self._strategy.all_reduce({"saturated_proprio": saturated_proprio(samples)}, "max")
-        self._report(self._start.of_rollout(metrics, first_evaluation))
-
     def after_rollout(self, rollout: Rollout, metrics: Metrics) -> None:
         """Check the first rollout of the run."""
-        if rollout.iteration == 0 and self._config.check_start is not None:
-            self.check_rollout(rollout.samples, rollout.start_evaluation)
+        if rollout.iteration or self._config.check_start is None:
+            return
+        scores = [sample.score for sample in rollout.samples]
+        reduced = self._strategy.all_reduce({"episodes": len(scores)}, "sum")
+        reduced |= self._strategy.all_reduce({"lowest_score": min(scores, default=math.inf)}, "min")
+        reduced |= self._strategy.all_reduce({"highest_score": max(scores, default=-math.inf)}, "max")
+        reduced |= self._strategy.all_reduce({"saturated_proprio": saturated_proprio(rollout.samples)}, "max")
+        self._report(start_rollout_problems(reduced, rollout.start_evaluation))
 
     def after_step(self, step: OptimizerStep) -> None:
         """See `BadSteps.check`."""
@@ -257,7 +248,7 @@ class Guards(Observer):
         """Check the first update of the policy."""
         if not self._update_seen and "actor/grad_norm" in values:
             self._update_seen = True
-            self._report(self._start.of_update(values))
+            self._report(start_update_problems(values))
 
     def after_iteration(self, values: dict[str, float]) -> None:
         """See `IdleCheck.check`."""

@@ -59,7 +59,7 @@ class Player:
     def begin(self, iteration: int) -> None:
         """Begin an iteration, counted from 0."""
         self._clear(iteration)
-        self._start_rewards(iteration)
+        self._rollout.rewards.start_iteration(iteration, self._batch.iterations)
 
     def _clear(self, iteration: int) -> None:
         self._iteration, self.stats, self.waited_s = iteration, RolloutStats(), 0.0
@@ -105,9 +105,6 @@ class Player:
         of_backend = {} if backend is None else backend.metrics()
         return Played(samples, rollout.stats, rollout.rewards.metrics() | of_backend)
 
-    def _start_rewards(self, iteration: int) -> None:
-        self._rollout.rewards.start_iteration(iteration, self._batch.iterations)
-
     def play_ahead(self, algorithm: Algorithm, policy: RolloutPolicy) -> None:
         """Start playing the next episodes, after all episodes of the current iteration were received."""
 
@@ -152,8 +149,9 @@ class AsyncPlayer(Player):
         self._ahead, self._config = ahead, config
         super().__init__(rollout, strategy, signals, batch, backend)
 
-    def _start_rewards(self, iteration: int) -> None:
-        """Nothing: the thread starts the iterations of the rewards."""
+    def begin(self, iteration: int) -> None:
+        """Begin an iteration; the thread starts those of the rewards."""
+        self._clear(iteration)
 
     def _played(
         self,

@@ -16,7 +16,7 @@ from rlvla.commands.replay_batch import run_replay
 from rlvla.experience import Experience
 from rlvla.models.families import check_checkpoint
 from rlvla.rollout.stats import saturated_fraction
-from rlvla.trainer.guards import BadSteps, IdleCheck, StartCheck, read_batch
+from rlvla.trainer.guards import BadSteps, IdleCheck, read_batch, start_rollout_problems, start_update_problems
 from rlvla.utils.deepspeed.config import StrategyConfig
 from rlvla.utils.deepspeed.engine import OptimConfig
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
@@ -24,7 +24,6 @@ from rlvla.utils.errors import TrainingHalted
 from rlvla.utils.files import read_metrics
 from tests.support.flow_folders import QUICK, write_flow
 
-CHECK = StartCheck()
 HEALTHY_ROLLOUT = {"lowest_score": 0.0, "highest_score": 1.0, "episodes": 64.0, "saturated_proprio": 0.02}
 HEALTHY_UPDATE = {
     "actor/grad_norm": 0.4,
@@ -39,8 +38,8 @@ def strategy() -> DeepspeedStrategy:
 
 
 def test_a_healthy_start_has_no_problem() -> None:
-    assert CHECK.of_rollout(HEALTHY_ROLLOUT, (0.3, 100)) == CHECK.of_rollout(HEALTHY_ROLLOUT, None) == []
-    assert CHECK.of_update(HEALTHY_UPDATE) == []
+    assert start_rollout_problems(HEALTHY_ROLLOUT, (0.3, 100)) == start_rollout_problems(HEALTHY_ROLLOUT, None) == []
+    assert start_update_problems(HEALTHY_UPDATE) == []
 
 
 @pytest.mark.parametrize(
@@ -57,7 +56,7 @@ def test_a_healthy_start_has_no_problem() -> None:
     ],
 )
 def test_a_reward_or_statistics_to_learn_nothing_from(changes: dict, evaluation: tuple | None, says: str) -> None:
-    (problem,) = CHECK.of_rollout(HEALTHY_ROLLOUT | changes, evaluation)
+    (problem,) = start_rollout_problems(HEALTHY_ROLLOUT | changes, evaluation)
     assert re.search(says, problem)
 
 
@@ -70,16 +69,16 @@ def test_a_reward_or_statistics_to_learn_nothing_from(changes: dict, evaluation:
     ],
 )
 def test_what_may_still_learn_is_left_alone(changes: dict, evaluation: tuple) -> None:
-    assert CHECK.of_rollout(HEALTHY_ROLLOUT | changes, evaluation) == []
+    assert start_rollout_problems(HEALTHY_ROLLOUT | changes, evaluation) == []
 
 
 def test_a_dead_gradient() -> None:
-    (problem,) = CHECK.of_update(HEALTHY_UPDATE | {"actor/grad_norm": 0.0})
+    (problem,) = start_update_problems(HEALTHY_UPDATE | {"actor/grad_norm": 0.0})
     assert "no trainable weight reaches the loss" in problem
     vanishing = {"actor/grad_norm": 0.0, "critic/advantages/std": 0.0}
-    assert CHECK.of_update(HEALTHY_UPDATE | vanishing) == [], "without advantages there is no gradient"
+    assert start_update_problems(HEALTHY_UPDATE | vanishing) == [], "without advantages there is no gradient"
     frozen = {name: value for name, value in HEALTHY_UPDATE.items() if not name.startswith("actor")}
-    assert CHECK.of_update(frozen) == []
+    assert start_update_problems(frozen) == []
 
 
 def test_idle_iterations_are_counted_in_a_row() -> None:
