@@ -55,18 +55,18 @@ class EpisodeStart:
 
 
 class EpisodeReward(Protocol):
-    """A reward source during one episode.
+    """A reward source during one episode; a subclass needs to define `step` only.
 
     Optional members: `progress` (float in [0, 1], 1 at the goal; None while unknown) for dynamic truncation; instead of
-    it, if progress becomes known later, `late_progress()`, which returns what was learned since the last call as pairs
+    it, if progress becomes known later, `late_progress()`, which returns the measurements since the last call as pairs
     (number of executed steps, progress then), in order of the steps; `failed` (bool), which ends the episode; and
     `end(*, terminated, truncated)`, which is called once after the last step and before `finish`, whether the
     environment, a failed source or dynamic truncation ended the episode. `look(result)` is called with
     each `ChunkResult` before its steps are scored; the episode waits for the futures it returns, while others are
     played. Where `look` exists, `query_final_frame(result)` may, too: it is called before the steps are scored if a
     success detector ended the episode with the chunk, and returns futures in the same way. `scores()`, called after
-    `finish`, returns what was judged along the way as triples (number of executed steps, action score, progress then),
-    both in [0, 1] or NaN, in order of the steps; a replay buffer may draw by it.
+    `finish`, returns triples (number of executed steps, action score, progress then), both in [0, 1] or NaN, in order
+    of the steps; a replay buffer may draw by them.
     """
 
     def step(self, observation: Observation | None, events: frozenset[str], info: StepInfo) -> float | None:
@@ -86,11 +86,10 @@ class EpisodeReward(Protocol):
             `rewards`: one float per executed step, required if `step` returned None. All other entries are numbers that
             are logged as `reward/<source>_<entry>`, averaged over episodes.
         """
-        ...
+        return {}
 
     def release(self) -> None:
         """The episode is over; free all resources."""
-        ...
 
 
 @runtime_checkable
@@ -130,21 +129,21 @@ SourceFactory = Callable[..., Any]
 
 
 def _sources_in_use(flags: Mapping[str, Any]) -> set[str]:
-    """Names in --reward, and sources that a flag of their own has added."""
-    added = {name for name, flag in _own_flags().items() if flags.get(flag)}
+    """Names in --reward, and sources that another flag adds."""
+    added = {name for name, flag in _adding_flags().items() if flags.get(flag)}
     return added | {spec.partition(":")[0] for spec in flags.get("reward", ())}
 
 
-def _add_source(names: Sequence[str]) -> str:
-    flags = [f"--{_own_flags()[name]}" for name in names if name in _own_flags()]
-    return f"there is no {flags[0]}" if flags else f"there is no {' or '.join(names)} in --reward"
+def _missing_source(names: Sequence[str]) -> str:
+    flags = [flag for name, flag in _adding_flags().items() if name in names]
+    return f"there is no --{flags[0]}" if flags else f"there is no {' or '.join(names)} in --reward"
 
 
 REWARDS: Registry[SourceFactory] = Registry(
     "reward",
     defaults={"own_flag": None, "kinds": None, "reads_images": True},
     selection=_sources_in_use,
-    unused=_add_source,
+    unused=_missing_source,
 )
 
 
@@ -178,8 +177,8 @@ def register_reward(
     return REWARDS.register(name, options=options, own_flag=own_flag, kinds=kinds, reads_images=reads_images)
 
 
-def _own_flags() -> dict[str, str]:
-    """Source -> the flag that adds it, for those that `--reward` does not."""
+def _adding_flags() -> dict[str, str]:
+    """Source -> the flag that adds it in place of `--reward`."""
     return {name: flag for name in REWARDS.names() if (flag := REWARDS.attribute(name, "own_flag"))}
 
 
@@ -191,7 +190,7 @@ def _kinds(name: str) -> Collection[str]:
 
 def reward_names() -> list[str]:
     """Names accepted by `--reward`, sorted."""
-    return sorted(set(REWARDS.names()) - set(_own_flags()))
+    return sorted(set(REWARDS.names()) - set(_adding_flags()))
 
 
 def source_of(component: str) -> tuple[str, str | None]:
@@ -224,7 +223,7 @@ def parse_rewards(specs: Sequence[str]) -> dict[str, float]:
     """
     weights: dict[str, float] = {}
     problems: list[Problem] = []
-    own_flags = _own_flags()
+    adding_flags = _adding_flags()
 
     def report(reason: str, text: str) -> None:
         problems.append(Problem("reward", reason, text))
@@ -233,8 +232,8 @@ def parse_rewards(specs: Sequence[str]) -> dict[str, float]:
         report("too_few", "--reward needs at least one source, e.g. success:1.0")
     for spec in specs:
         name, component = spec.partition(":")[0], component_of(spec)
-        if name in own_flags:
-            report("contradiction", f"--reward {spec}: this source is added by --{own_flags[name]}")
+        if name in adding_flags:
+            report("contradiction", f"--reward {spec}: this source is added by --{adding_flags[name]}")
             continue
         if name not in REWARDS.names():
             report("unknown_name", f"--reward {spec}: unknown source '{name}'; known: {', '.join(reward_names())}")
@@ -273,18 +272,18 @@ def scores_of_decisions(steps: Sequence[int] | np.ndarray, scores: Sequence[tupl
         steps: [S] environment steps of each decision.
         scores: as `EpisodeReward.scores`.
     """
-    ends, given = np.cumsum(steps), np.array([after for after, *_ in scores], dtype=np.int64)
+    ends, scored_at = np.cumsum(steps), np.array([after for after, *_ in scores], dtype=np.int64)
     values = np.array([*((action, progress) for _, action, progress in scores), (np.nan, np.nan)], np.float32)
-    return values[np.searchsorted(given, ends)]
+    return values[np.searchsorted(scored_at, ends)]
 
 
-def scores_of_progress(known: Sequence[tuple[int, float]]) -> list[tuple[int, float, float]]:
-    """`EpisodeReward.scores` of a judge of progress: an action is scored 1 where it has grown, 0 where it has shrunk.
+def scores_of_progress(measurements: Sequence[tuple[int, float]]) -> list[tuple[int, float, float]]:
+    """`EpisodeReward.scores` from progress: an action scores 1 if progress grew, 0 if it shrank, else 0.5.
 
     Args:
-        known: (number of executed steps, progress then), from the start of the episode on.
+        measurements: (number of executed steps, progress then), from the start of the episode on.
     """
     return [
         (steps, 0.5 + 0.5 * ((progress > before) - (progress < before)), progress)
-        for (_, before), (steps, progress) in zip(known, known[1:])
+        for (_, before), (steps, progress) in zip(measurements, measurements[1:])
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rlvla.options import Condition, arg, every, fill_selected, from_values, given, switched_on
+from rlvla.options import Condition, arg, equals, every, fill_selected, from_values, given, switched_on
 from rlvla.rewards.base import REWARDS, used_by
 from rlvla.rewards.machines import GOAL_STAGES
 from rlvla.rewards.reward_machine import ADVANCES, AFTER_SUCCESS, CREDITS, MODES, ORDERS
@@ -18,6 +18,7 @@ REWARD_MODEL = "reward_model"  # the source that --reward_pretrain adds
 
 
 _WITH_MACHINE = used_by("rm")
+_WITH_VLM_PROPOSITIONS = (_WITH_MACHINE, equals("rm_propositions", "vlm"))
 _WITH_MODEL = Condition(
     lambda flags: (
         used_by("rm_model").holds(flags)
@@ -50,7 +51,7 @@ class ScoringModelConfig:
 
 @dataclass(frozen=True)
 class JudgeConfig(VLMServerConfig, ScoringModelConfig):
-    """Models that tell success in an evaluation."""
+    """Success detectors of an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class RewardConfig(VLMConfig, ScoringModelConfig):
     """Reward sources with their settings, and settings common to all sources.
 
     Attributes:
-        sources: options of sources that register with some, see `rlvla.options.options_of`.
+        sources: options of the registered sources, see `rlvla.options.options_of`.
     """
 
     reward: tuple[str, ...] = arg(
@@ -87,13 +88,13 @@ class RewardConfig(VLMConfig, ScoringModelConfig):
     )
     truncation_patience: int = arg(
         30,
-        "environment steps without progress that are waited for",
+        "environment steps without progress before truncation",
         minimum=1,
         read_if=switched_on("dynamic_truncation"),
     )
     truncation_min_gain: float = arg(
         0.02,
-        "gain over the best progress so far that counts",
+        "smallest gain over the best progress so far that counts as progress",
         above=0,
         maximum=1,
         read_if=switched_on("dynamic_truncation"),
@@ -115,15 +116,15 @@ class RewardConfig(VLMConfig, ScoringModelConfig):
     )
     rm_goal_order: str = arg(
         "any",
-        "the predicates of LIBERO's goals are reached in any order, or as listed",
+        "order in which the predicates of LIBERO's goals must be reached",
         choices=("any", "listed"),
         of=("reward", "rm"),
         read_if=_WITH_MACHINE,
     )
     rm_goal_stages: str = arg(
         "predicates",
-        "the states of the machines of LIBERO's goals: predicates alone, or for each object that is to be moved "
-        "also grasping and lifting it",
+        "stages of the machines of LIBERO's goals: the predicates; manipulation: for each object to be moved also "
+        "grasping and lifting it",
         choices=GOAL_STAGES,
         of=("reward", "rm"),
         read_if=_WITH_MACHINE,
@@ -134,20 +135,24 @@ class RewardConfig(VLMConfig, ScoringModelConfig):
         of=("reward", "rm"),
         read_if=_WITH_MACHINE,
     )
-    rm_mode: str = arg("hybrid", "what is paid", choices=MODES, of=("reward", "rm"), read_if=_WITH_MACHINE)
+    rm_mode: str = arg("hybrid", "composition of the reward", choices=MODES, of=("reward", "rm"), read_if=_WITH_MACHINE)
     rm_order: str = arg(
-        "transition_first", "what comes first within a step", choices=ORDERS, of=("reward", "rm"), read_if=_WITH_MACHINE
+        "transition_first",
+        "whether edges or validators come first within a step",
+        choices=ORDERS,
+        of=("reward", "rm"),
+        read_if=_WITH_MACHINE,
     )
     rm_advance: str = arg(
         "one",
-        "edges per step, for machines that are not formulas",
+        "edges taken per step, for machines that are not formulas",
         choices=ADVANCES,
         of=("reward", "rm"),
         read_if=_WITH_MACHINE,
     )
     rm_grace: int | None = arg(
         None,
-        "consecutive violating steps before it falls back (default: a quarter of a second)",
+        "consecutive violating steps before a fallback (default: a quarter of a second)",
         minimum=0,
         of=("reward", "rm"),
         read_if=_WITH_MACHINE,
@@ -161,40 +166,39 @@ class RewardConfig(VLMConfig, ScoringModelConfig):
     )
     rm_state_input: str = arg(
         "none",
-        "tell the policy the machine's state, as a phrase of its prompt ('..., stage u1') or one-hot behind its "
-        "proprio; recorded with the policy, so that evaluations do the same",
+        "show the policy the machine's state, as a phrase of its prompt ('..., stage u1') or one-hot after its "
+        "proprio; recorded with the policy and used by evaluations",
         choices=STATE_INPUTS,
         of=("reward", "rm"),
         read_if=_WITH_MACHINE,
     )
     rm_propositions: str = arg(
         "simulator",
-        "who says which propositions hold: the simulator, or vlm: --vlm_model is asked yes or no about each",
+        "source of the propositions: the simulator, or vlm: a yes-no question to --vlm_model about each",
         choices=PROPOSITIONS,
         of=("reward", "rm"),
         read_if=_WITH_MACHINE,
     )
     rm_propositions_every: int = arg(
         1,
-        "decisions between frames about which a VLM is asked; the last frame of an episode always is",
+        "decisions between frames shown to the VLM; the last frame of an episode always is",
         minimum=1,
         of=("reward", "rm"),
-        read_if=_WITH_MACHINE,
+        read_if=_WITH_VLM_PROPOSITIONS,
     )
     rm_propositions_wait: bool = arg(
         False,
-        "an episode waits for a VLM's answers before its next action, so that the machine can end it; otherwise "
-        "the machine follows the episode when it is over",
+        "wait for the VLM's answers before the next action, so that the machine can end the episode; otherwise the "
+        "machine runs after the episode",
         of=("reward", "rm"),
-        read_if=_WITH_MACHINE,
+        read_if=_WITH_VLM_PROPOSITIONS,
     )
     rm_sentences: tuple[str, ...] = arg(
         (),
-        "sentences that a VLM is asked about instead of the known ones; they may name new propositions for "
-        "--rm_formula",
+        "sentences for the VLM in place of the built-in ones; may define new propositions for --rm_formula",
         metavar="NAME=SENTENCE",
         of=("reward", "rm"),
-        read_if=_WITH_MACHINE,
+        read_if=_WITH_VLM_PROPOSITIONS,
     )
     rm_transition_reward: float = arg(0.25, "reward of an edge", of=("reward", "rm"), read_if=_WITH_MACHINE)
     rm_terminal_reward: float = arg(1.0, "reward of the goal, once", of=("reward", "rm"), read_if=_WITH_MACHINE)
@@ -203,14 +207,14 @@ class RewardConfig(VLMConfig, ScoringModelConfig):
     )
     rm_after_success: str = arg(
         "terminate",
-        "at the goal the machine stays, or runs on and falls back when success is lost",
+        "at the goal: stay, or run on and fall back when success is lost",
         choices=AFTER_SUCCESS,
         of=("reward", "rm"),
         read_if=_WITH_MACHINE,
     )
     rm_model_pay: str = arg(
         "progress",
-        "what is paid: the change of progress over each decision, or P(success) of the last frame at the end",
+        "reward: the change of progress over each decision, or P(success) of the last frame at the end",
         choices=PAYS,
         of=("reward", "rm_model"),
         read_if=used_by("rm_model"),

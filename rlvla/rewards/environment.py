@@ -1,11 +1,11 @@
-"""What the environment itself pays: the simulator's native reward, its changes, and named terms beside it."""
+"""Rewards of the environment: the simulator's native reward, its changes, and named terms."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rlvla.rewards.base import EpisodeStart, StepInfo, register_reward
+from rlvla.rewards.base import EpisodeReward, EpisodeStart, StepInfo, register_reward
 from rlvla.utils.errors import Problem
 
 if TYPE_CHECKING:
@@ -40,24 +40,22 @@ class EnvironmentProgressSource:
 
     def problems(self, tasks: Sequence[TaskSpec]) -> list[Problem]:
         """Tasks whose rewards have no known range."""
-        lacking = [task for task in tasks if _range(task) is None]
-        return _refused("env_progress", lacking, "does not declare the range of its rewards (TaskSpec.reward_range)")
+        why = "does not declare the range of its rewards (TaskSpec.reward_range)"
+        return [_unavailable("env_progress", task, why) for task in tasks if _range(task) is None]
 
     def create(self, task: TaskSpec, episode: EpisodeStart) -> EnvironmentProgress:
         """The reward of one episode."""
-        found = _range(task)
-        assert found is not None, "problems() has refused such tasks"
-        return EnvironmentProgress(found)
+        width = _range(task)
+        assert width is not None, "see problems()"
+        return EnvironmentProgress(width)
 
 
-def _refused(source: str, tasks: Sequence[TaskSpec], why: str) -> list[Problem]:
-    """A problem for each of these tasks, which lack what the source pays for."""
-    texts = [f"--reward {source}: {task.suite} task {task.name} {why}" for task in tasks]
-    return [Problem("reward", "unavailable", text) for text in texts]
+def _unavailable(source: str, task: TaskSpec, why: str) -> Problem:
+    return Problem("reward", "unavailable", f"--reward {source}: {task.suite} task {task.name} {why}")
 
 
 def _range(task: TaskSpec) -> float | None:
-    """Of the rewards; None if it is unknown or empty."""
+    """Width of the range of a task's rewards; None if it is unknown or 0."""
     return None if task.reward_range is None else (task.reward_range[1] - task.reward_range[0]) or None
 
 
@@ -70,16 +68,15 @@ class AffordanceSource:
 
     def problems(self, tasks: Sequence[TaskSpec]) -> list[Problem]:
         """Tasks without such a component."""
-        lacking = [task for task in tasks if AFFORDANCE not in task.reward_components]
         why = "has no affordances as it is played here (robosuite has them with --action_space primitives)"
-        return _refused(AFFORDANCE, lacking, why)
+        return [_unavailable(AFFORDANCE, task, why) for task in tasks if AFFORDANCE not in task.reward_components]
 
     def create(self, task: TaskSpec, episode: EpisodeStart) -> EnvironmentReward:
         """The reward of one episode."""
         return EnvironmentReward(AFFORDANCE)
 
 
-class EnvironmentReward:
+class EnvironmentReward(EpisodeReward):
     """A reward of the environment during one episode.
 
     Args:
@@ -93,19 +90,12 @@ class EnvironmentReward:
         """The reward of the step."""
         return info.reward if self._component is None else info.components[self._component]
 
-    def finish(self) -> dict[str, Any]:
-        """There are no late rewards."""
-        return {}
-
-    def release(self) -> None:
-        """Nothing to free."""
-
 
 class EnvironmentProgress(EnvironmentReward):
-    """Changes of the simulator's reward during one episode; the first step, before which nothing is known, pays 0.
+    """Changes of the simulator's reward during one episode; 0 at the first step.
 
     Args:
-        scale: what a change is divided by.
+        scale: divisor of a change.
     """
 
     def __init__(self, scale: float):
@@ -114,7 +104,7 @@ class EnvironmentProgress(EnvironmentReward):
         self._before: float | None = None
 
     def step(self, observation: Observation | None, events: frozenset[str], info: StepInfo) -> float:
-        """The change since the step before."""
+        """The change since the previous step."""
         reward = super().step(observation, events, info)
         before, self._before = self._before, reward
         return 0.0 if before is None else (reward - before) / self._scale

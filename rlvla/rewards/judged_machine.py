@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from rlvla.rewards.base import EpisodeStart, StepInfo, register_reward
+from rlvla.rewards.base import EpisodeReward, EpisodeStart, StepInfo, register_reward
 from rlvla.rewards.machine_source import MachineReward, MachineSource
 from rlvla.rewards.reward_machine import SUCCESS_EVENT, RewardMachine
 from rlvla.rewards.vlm.propositions import EpisodePropositions, VLMPropositions
@@ -16,20 +16,12 @@ if TYPE_CHECKING:
     from rlvla.envs.base import ChunkResult, Observation, TaskSpec
     from rlvla.rewards.config import RewardConfig
 
-_ONLY_WITH_VLM = ("rm_propositions_every", "rm_propositions_wait", "rm_sentences")
-
 
 @register_reward("rm", reads_images=False)
 def machine_source(config: RewardConfig) -> MachineSource:
     """The source of `--reward rm`."""
     if config.rm_propositions == "vlm":
         return JudgedMachineSource(config)
-    unread = [name for name in _ONLY_WITH_VLM if getattr(config, name) != getattr(type(config)(), name)]
-    if unread:
-        raise ConfigError(
-            Problem(name, "no_effect", f"--{name} has no effect without --rm_propositions vlm; leave it out")
-            for name in unread
-        )
     return MachineSource(config)
 
 
@@ -74,7 +66,7 @@ class JudgedMachineSource(MachineSource):
         """Whether a machine of these tasks can end an episode early by failing."""
         return self._config.rm_propositions_wait and super().ends_episodes(tasks)
 
-    def _known(self, task: TaskSpec) -> tuple[str, ...]:
+    def _available_propositions(self, task: TaskSpec) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*task.propositions, *self._propositions.sentences)))
 
     def create(self, task: TaskSpec, episode: EpisodeStart) -> Any:
@@ -88,7 +80,7 @@ class JudgedMachineSource(MachineSource):
         return JudgedMachineReward(machine, judged, config.rm_propositions_every, wait=config.rm_propositions_wait)
 
 
-class JudgedMachineReward:
+class JudgedMachineReward(EpisodeReward):
     """A machine during one episode, driven by answers of a vision-language model.
 
     Between two judged frames, and where a question is not answered, the earlier answers hold.
@@ -163,6 +155,3 @@ class JudgedMachineReward:
         rewards = [self._advance(judged, info) for judged, info in self._pending]
         content = self._machine.finish() | {"unanswered": self._propositions.unanswered}
         return content if self._wait else {**content, "rewards": rewards}
-
-    def release(self) -> None:
-        """Nothing to free."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvla.rewards.ltlf import DFA
-from rlvla.rewards.machine_graph import MachineGraph
+from rlvla.rewards.reward_machine import MachineGraph
 
 _MOST_LETTERS = 3  # alternatives shown on an edge
 _COLUMN, _ROW = 3.6, 1.6  # inches between states

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvla.rewards.ltlf import compile_ltlf
-from rlvla.rewards.machine_graph import Guard, MachineGraph, Validator, compiled_graph, guarded_graph
+from rlvla.rewards.reward_machine import Guard, MachineGraph, Validator, compiled_graph, guarded_graph
 from rlvla.utils.data_files import parse_json, read_json, read_yaml
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.terminal import printable

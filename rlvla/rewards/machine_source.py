@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlvla.rewards.base import EpisodeStart, StepInfo, scores_of_progress
+from rlvla.rewards.base import EpisodeReward, EpisodeStart, StepInfo, scores_of_progress
 from rlvla.rewards.machine_files import declared_graph, is_declaration
-from rlvla.rewards.machine_graph import MachineGraph
 from rlvla.rewards.machines import TASKS, check_propositions, formula_graph, machine_graph, task_graph
-from rlvla.rewards.reward_machine import SUCCESS_EVENT, MachineSettings, RewardMachine, default_grace
+from rlvla.rewards.reward_machine import SUCCESS_EVENT, MachineGraph, MachineSettings, RewardMachine, default_grace
 from rlvla.utils.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -91,22 +90,21 @@ class MachineSource:
             self._graphs[key] = self._make(task) if goal is None else self.graph(task).towards(goal)
         return self._graphs[key]
 
-    def _known(self, task: TaskSpec) -> tuple[str, ...]:
-        """Propositions that a machine may use, beside success."""
+    def _available_propositions(self, task: TaskSpec) -> tuple[str, ...]:
+        """Propositions that a machine may use in addition to success."""
         return task.propositions
 
     def _make(self, task: TaskSpec) -> MachineGraph:
-        config, known = self._config, (*self._known(task), SUCCESS_EVENT)
+        config, available = self._config, (*self._available_propositions(task), SUCCESS_EVENT)
         if config.rm_formula is not None:
-            return formula_graph(config.rm_formula, known)
+            return formula_graph(config.rm_formula, available)
         if self._declared is not None:
             graph = self._declared
         elif config.rm_machine == "auto":
-            stages = config.rm_goal_stages
-            graph = task_graph(task, ordered=config.rm_goal_order == "listed", stages=stages)
+            graph = task_graph(task, ordered=config.rm_goal_order == "listed", stages=config.rm_goal_stages)
         else:
             graph = machine_graph(config.rm_machine)
-        check_propositions(graph, known)
+        check_propositions(graph, available)
         return graph
 
     def settings(self, task: TaskSpec) -> MachineSettings:
@@ -135,7 +133,7 @@ class MachineSource:
         return MachineReward(self.machine(task), self.truncation_ends)
 
 
-class MachineReward:
+class MachineReward(EpisodeReward):
     """A machine during one episode.
 
     Args:
@@ -146,7 +144,7 @@ class MachineReward:
     def __init__(self, machine: RewardMachine, truncation_ends: bool):
         self.machine, self._truncation_ends = machine, truncation_ends
         self.states = [machine.state]
-        self._progress = [(0, machine.progress)]  # after so many steps, at the start and at each decision
+        self._progress = [(0, machine.progress)]  # (executed steps, progress) at the start and at each decision
 
     @property
     def progress(self) -> float:
@@ -177,6 +175,3 @@ class MachineReward:
         machine = self.machine
         reached = machine.state in machine.graph.success
         return {"progress": machine.progress, "reached": reached, "regressions": machine.regressions}
-
-    def release(self) -> None:
-        """Nothing to free."""

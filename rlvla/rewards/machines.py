@@ -8,42 +8,33 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from rlvla.rewards.ltlf import compile_ltlf
-from rlvla.rewards.machine_graph import MachineGraph, chain_graph, compiled_graph, guarded_graph
-from rlvla.rewards.reward_machine import MachineSettings, RewardMachine, default_grace
+from rlvla.rewards.reward_machine import (
+    MachineGraph,
+    MachineSettings,
+    RewardMachine,
+    chain_graph,
+    compiled_graph,
+    default_grace,
+    guarded_graph,
+)
 from rlvla.utils.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlvla.envs.base import TaskSpec
 
 DEFAULT_CONTROL_FREQ = 20.0
-PENALTIES = (0.1, 0.15, 0.2)  # for falling back from u1, u2, u3: grow with the lost progress
+PENALTIES = (0.1, 0.15, 0.2)  # of fallbacks from u1, u2, u3
 _MOST_STATES = 2**8  # of a machine of unordered goals: eight goals of one stage
 GOAL_STAGES = ("predicates", "manipulation")
 
 
-def _while_grasped(proposition: str, states: int) -> dict[str, tuple[str, float]]:
-    return {f"u{i + 1}": (proposition, PENALTIES[i]) for i in range(states)}
-
-
-def _lift() -> MachineGraph:
-    return chain_graph(["grasped", "lifted"], _while_grasped("grasped", 1))
-
-
-def _stack() -> MachineGraph:
-    names = ["cubeA_grasped", "cubeA_lifted", "cubes_aligned", "stacked"]
-    return chain_graph(names, _while_grasped("cubeA_grasped", 3))
+def _chain(*propositions: str, needs: str = "grasped", states: int) -> Callable[[], MachineGraph]:
+    """A chain whose first `states` stages fall back when `needs` is lost."""
+    return lambda: chain_graph(propositions, {f"u{i + 1}": (needs, PENALTIES[i]) for i in range(states)})
 
 
 def _door(latch: bool = True) -> MachineGraph:
     return chain_graph(["reached", *["unlatched"] * latch, "opened"], {"u1": ("reached", 0.05)})
-
-
-def _pick_place() -> MachineGraph:
-    return chain_graph(["grasped", "lifted", "above_bin", "placed"], _while_grasped("grasped", 3))
-
-
-def _nut() -> MachineGraph:
-    return chain_graph(["grasped", "lifted", "aligned", "placed"], _while_grasped("grasped", 3))
 
 
 def _wipe() -> MachineGraph:
@@ -72,20 +63,17 @@ def _cleanup() -> MachineGraph:
     return guarded_graph(edges, ["u6"])
 
 
-def _peg_in_hole() -> MachineGraph:
-    needs = {"u1": ("grasped", 0.15), "u2": ("grasped", 0.15)}
-    return chain_graph(["grasped", "aligned", "inserted"], needs)
-
-
 _GRAPHS: dict[str, Callable[[], MachineGraph]] = {
-    "lift": _lift,
-    "stack": _stack,
+    "lift": _chain("grasped", "lifted", states=1),
+    "stack": _chain("cubeA_grasped", "cubeA_lifted", "cubes_aligned", "stacked", needs="cubeA_grasped", states=3),
     "door": _door,
-    "pick_place": _pick_place,
+    "pick_place": _chain("grasped", "lifted", "above_bin", "placed", states=3),
     "wipe": _wipe,
-    "nut": _nut,
+    "nut": _chain("grasped", "lifted", "aligned", "placed", states=3),
     "cleanup": _cleanup,
-    "peg_in_hole": _peg_in_hole,
+    "peg_in_hole": lambda: chain_graph(
+        ["grasped", "aligned", "inserted"], {"u1": ("grasped", 0.15), "u2": ("grasped", 0.15)}
+    ),
 }
 TASKS = tuple(_GRAPHS)
 
@@ -156,27 +144,27 @@ def make_reward_machine(
     return RewardMachine(machine_graph(task, latch=latch), settings)
 
 
-def formula_graph(formula: str, known: Sequence[str] | None = None) -> MachineGraph:
+def formula_graph(formula: str, available: Sequence[str] | None = None) -> MachineGraph:
     """Create the machine of an LTLf formula.
 
     Args:
         formula: see `compile_ltlf`.
-        known: propositions that the environment provides; None skips the check.
+        available: propositions that the environment provides; None skips the check.
 
     Raises:
         ConfigError: invalid formula, unknown proposition, or unreachable goal.
     """
     graph = compiled_graph(compile_ltlf(formula))
-    check_propositions(graph, known)
+    check_propositions(graph, available)
     return graph
 
 
-def check_propositions(graph: MachineGraph, known: Sequence[str] | None) -> None:
-    """ConfigError if the environment does not provide a proposition of the machine."""
-    missing = [name for name in graph.propositions if known is not None and name not in known]
+def check_propositions(graph: MachineGraph, available: Sequence[str] | None) -> None:
+    """ConfigError if the environment does not provide a proposition of the machine; None skips the check."""
+    missing = [name for name in graph.propositions if available is not None and name not in available]
     if missing:
-        there = ", ".join(sorted(known or ())) or "none"
-        raise ConfigError(f"unknown proposition {', '.join(missing)}; the environment registers: {there}")
+        names = ", ".join(sorted(available or ())) or "none"
+        raise ConfigError(f"unknown proposition {', '.join(missing)}; the environment registers: {names}")
 
 
 def goal_graph(goals: Sequence[str | Sequence[str]], *, ordered: bool) -> MachineGraph:
@@ -195,43 +183,43 @@ def goal_graph(goals: Sequence[str | Sequence[str]], *, ordered: bool) -> Machin
     if not chains:
         raise ConfigError("a goal machine needs at least one goal")
     if ordered:
-        return _in_order(chains)
+        return _ordered_goals(chains)
     if math.prod(len(chain) + 1 for chain in chains) > _MOST_STATES:
         raise ConfigError(
             f"{len(chains)} goals in any order are too many: the machine would have more than {_MOST_STATES} states"
         )
-    return _any_order(chains)
+    return _unordered_goals(chains)
 
 
-def _everything(chains: Sequence[tuple[str, ...]]) -> str:
+def _all_goals(chains: Sequence[tuple[str, ...]]) -> str:
     return " & ".join(dict.fromkeys(chain[-1] for chain in chains))
 
 
-def _ways_on(chain: tuple[str, ...], left: int) -> list[tuple[str, int]]:
-    """(proposition, stages it takes) with `left` stages to go: the goal at once, or the next stage."""
-    at_once = [(chain[-1], left)] if left > 1 else []
-    return at_once + ([(chain[-left], 1)] if left else [])
+def _next_stages(chain: tuple[str, ...], left: int) -> list[tuple[str, int]]:
+    """(proposition, number of stages advanced) with `left` stages to go: to the goal, or to the next stage."""
+    to_goal = [(chain[-1], left)] if left > 1 else []
+    return to_goal + ([(chain[-left], 1)] if left else [])
 
 
-def _in_order(chains: Sequence[tuple[str, ...]]) -> MachineGraph:
-    """One state per stage; a goal that holds before its stages were seen skips them."""
+def _ordered_goals(chains: Sequence[tuple[str, ...]]) -> MachineGraph:
+    """One state per stage; a goal that holds early skips its remaining stages."""
     ends = list(itertools.accumulate(map(len, chains)))
     last = ends[-1]
     edges: dict[str, list[tuple[str, str, float]]] = {}
     for chain, end in zip(chains, ends):
         for left in range(len(chain), 0, -1):
             number = end - left
-            outgoing = [(guard, stages) for guard, stages in _ways_on(chain, left) if number + stages < last]
+            outgoing = [(guard, stages) for guard, stages in _next_stages(chain, left) if number + stages < last]
             if len(chain) > 1 or number + 1 == last:
-                outgoing.insert(0, (_everything(chains), last - number))
+                outgoing.insert(0, (_all_goals(chains), last - number))
             edges[f"u{number}"] = [(guard, f"u{number + stages}", float(stages)) for guard, stages in outgoing]
     return guarded_graph(edges, [f"u{last}"])
 
 
-def _any_order(chains: Sequence[tuple[str, ...]]) -> MachineGraph:
-    """States count the stages reached of each goal: the digits of their number, the first goal's the lowest.
+def _unordered_goals(chains: Sequence[tuple[str, ...]]) -> MachineGraph:
+    """The digits of a state's number count the stages reached of each goal, lowest digit first.
 
-    A goal that holds before its stages were seen skips them.
+    A goal that holds early skips its remaining stages.
     """
     sizes = [len(chain) + 1 for chain in chains]
     places = [math.prod(sizes[:i]) for i in range(len(sizes))]
@@ -242,11 +230,11 @@ def _any_order(chains: Sequence[tuple[str, ...]]) -> MachineGraph:
         edges[f"u{number}"] = [
             (guard, f"u{number + place * stages}", float(stages))
             for chain, place, open_stages in zip(chains, places, left)
-            for guard, stages in _ways_on(chain, open_stages)
+            for guard, stages in _next_stages(chain, open_stages)
             if number + place * stages < full
         ]
         if staged or sum(left) == 1:
-            edges[f"u{number}"].insert(0, (_everything(chains), f"u{full}", float(sum(left))))
+            edges[f"u{number}"].insert(0, (_all_goals(chains), f"u{full}", float(sum(left))))
     return guarded_graph(edges, [f"u{full}"])
 
 

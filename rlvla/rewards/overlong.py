@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlvla.options import arg
-from rlvla.rewards.base import EpisodeStart, StepInfo, register_reward
+from rlvla.rewards.base import EpisodeReward, EpisodeStart, StepInfo, register_reward
 from rlvla.utils.errors import Problem
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class OverlongOptions:
     """Length and size of the penalty."""
 
     overlong_buffer_len: int = arg(
-        0, "penalize each of the last so many environment steps before the step limit; 0: no penalty", minimum=0
+        0, "number of environment steps before the step limit that are penalized; 0: no penalty", minimum=0
     )
     overlong_penalty_factor: float = arg(
         1.0,
@@ -35,8 +35,7 @@ class OverlongOptions:
 class OverlongSource:
     """Each of the last `overlong_buffer_len` steps before the limit costs `overlong_penalty_factor` / that number.
 
-    Over an episode this adds up to the penalty of the paper, linear in the number of steps, while each step bears its
-    own share.
+    Over an episode this adds up to the penalty of the paper, linear in the number of steps.
     """
 
     def __init__(self, options: OverlongOptions):
@@ -55,25 +54,22 @@ class OverlongSource:
         return [Problem("overlong_buffer_len", "out_of_range", text)]
 
 
-class OverlongPenalty:
+class OverlongPenalty(EpisodeReward):
     """The penalty of one episode.
 
     Args:
         free: steps without penalty.
-        cost: what each further step costs.
+        cost: penalty of each further step.
     """
 
     def __init__(self, free: int, cost: float):
         self._free, self._cost, self._steps = free, cost, 0
 
     def step(self, observation: Observation | None, events: frozenset[str], info: StepInfo) -> float:
-        """Minus the cost, from the first step that is not free."""
+        """0 for a free step, minus the cost for the others."""
         self._steps += 1
         return -self._cost if self._steps > self._free else 0.0
 
     def finish(self) -> dict[str, Any]:
         """`steps`: how many steps were penalized."""
         return {"steps": max(0, self._steps - self._free)}
-
-    def release(self) -> None:
-        """Nothing to free."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlvla.options import arg
-from rlvla.rewards.base import EpisodeStart, StepInfo, register_reward
+from rlvla.rewards.base import EpisodeReward, EpisodeStart, StepInfo, register_reward
 
 if TYPE_CHECKING:
     from rlvla.envs.base import Observation, TaskSpec
@@ -36,7 +36,7 @@ class SuccessSource:
         return SuccessReward(self._coef, once=self._when == "once")
 
 
-class SuccessReward:
+class SuccessReward(EpisodeReward):
     """Success reward of one episode.
 
     Args:
@@ -62,6 +62,3 @@ class SuccessReward:
     def finish(self) -> dict[str, Any]:
         """`regressions`: how often success was lost again."""
         return {"regressions": self._regressions}
-
-    def release(self) -> None:
-        """Nothing to free."""

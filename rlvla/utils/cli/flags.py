@@ -123,7 +123,9 @@ class Parser(argparse.ArgumentParser):
                 action.option_strings = [other for other in action.option_strings if other != name]
         self.aliases -= {option, f"--no-{option[2:]}"}
 
-    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> argparse.Namespace:
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> argparse.Namespace:
         """Parse `--config` and the command line; all mistakes, including values out of range, are reported at once."""
         if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions, which ends the process: docs/commands.md
             import argcomplete
@@ -358,7 +360,8 @@ def _add_registered_options(parser: Parser, registry: Registry, reword: Callable
     """
     for name, fields in registry.option_owners().items():
         entries, field = list(fields), next(iter(fields.values()))
-        hints = [field_types(registry.options(entry))[name] for entry in entries]
+        kinds: list[Any] = [registry.options(entry) for entry in entries]
+        hints = [field_types(kind)[name] for kind in kinds]
         for entry, hint in zip(entries, hints):
             if (hint, fields[entry].default) != (hints[0], field.default):
                 raise ConfigError(
@@ -367,7 +370,7 @@ def _add_registered_options(parser: Parser, registry: Registry, reword: Callable
                 )
         owner = f"{registry.kind} {entries[0]}"
         _add_flag(parser, parser.group(registry.kind, entries), field, hints[0], reword, owner)
-        if not all(registry.options(entry).__module__.startswith("rlvla.") for entry in entries):
+        if not all(kind.__module__.startswith("rlvla.") for kind in kinds):
             parser.essential.add(name)
 
 

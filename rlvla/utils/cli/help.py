@@ -46,7 +46,7 @@ class ShowHelp(argparse.Action):
         topic = " ".join(values)
         text = overview(parser) if not topic else everything(parser) if topic == ALL else about(parser, topic)
         if text is None:
-            parser.error(_nothing_about(parser, topic))
+            return parser.error(_nothing_about(parser, topic))
         put(text.rstrip("\n"))
         parser.exit()
 
@@ -150,7 +150,12 @@ def _entry(action: argparse.Action, aliases: Collection[str], briefly: bool) -> 
 def _with_values(action: argparse.Action, options: Sequence[str]) -> str:
     """A flag as typed: `--pair LOW HIGH`, `--names [NAME ...]`, `--quiet, --no-quiet`."""
     metavar = action.metavar or ("{" + ",".join(map(str, action.choices)) + "}" if action.choices else action.dest)
-    forms = {None: metavar, "?": f"[{metavar}]", "*": f"[{metavar} ...]", "+": f"{metavar} [{metavar} ...]"}
+    forms: dict[Any, str] = {
+        None: metavar,
+        "?": f"[{metavar}]",
+        "*": f"[{metavar} ...]",
+        "+": f"{metavar} [{metavar} ...]",
+    }
     if not options:
         return str(forms.get(action.nargs if action.nargs != "?" else None, metavar))
     count = action.nargs

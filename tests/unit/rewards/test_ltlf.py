@@ -10,8 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from rlvla.rewards.ltlf import DFA, compile_ltlf
-from rlvla.rewards.ltlf_syntax import FormulaError
+from rlvla.rewards.ltlf import DFA, FormulaError, compile_ltlf
 from rlvla.utils.errors import ConfigError
 from tests.support.trace_semantics import holds, random_formula, text_of
 

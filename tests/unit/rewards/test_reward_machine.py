@@ -10,9 +10,8 @@ from dataclasses import replace
 import pytest
 
 from rlvla.rewards.ltlf import compile_ltlf
-from rlvla.rewards.machine_graph import Guard, chain_graph, compiled_graph
 from rlvla.rewards.machines import TASKS, formula_graph, goal_graph, machine_graph, make_reward_machine
-from rlvla.rewards.reward_machine import MachineSettings, RewardMachine
+from rlvla.rewards.reward_machine import Guard, MachineSettings, RewardMachine, chain_graph, compiled_graph
 from rlvla.utils.errors import ConfigError
 
 GRASPED, LIFTED, ALIGNED, STACKED = "cubeA_grasped", "cubeA_lifted", "cubes_aligned", "stacked"
