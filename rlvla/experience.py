@@ -1,4 +1,4 @@
-"""The two data types that travel from the simulator to the update.
+"""The two data types of an iteration: `Sample` (an episode) and `Experience` (a batch of decisions).
 
 S = decisions (chunks) of an episode, A = actions per chunk, D = action dimensions, K = log-probs of a decision
 (A * D for policies whose action dimensions are independent), N = cameras, P = proprio dimensions, B = rows
@@ -23,15 +23,15 @@ class Sample:
     """One finished episode; nothing changes it once the rollout engine has returned it.
 
     Attributes:
-        images: [S, N, H, W, 3] uint8, what the policy saw at each decision, prepared as its network reads it.
+        images: [S, N, H, W, 3] uint8, observation at each decision, prepared for the policy's network.
         proprio: [S, P] float32 as the network reads it (normalized), or None.
         instruction: the language command.
-        actions: [S, A, D] float32, what the environment was given.
-        executed: [S, A] bool, actions that were really executed.
-        step_actions: [finish_step, E] float32, the ordinary action of each environment step where decisions are
-            primitives that tell; None otherwise.
-        trace: what the policy needs to score its decisions again, name -> [S, ...]; for token policies `tokens` [S, K]
-            int64, columns of the action vocabulary in the order (action index, dim).
+        actions: [S, A, D] float32, as passed to the environment.
+        executed: [S, A] bool, actions that the environment executed.
+        step_actions: [finish_step, E] float32, the ordinary action of each environment step if decisions are primitives
+            that report it; None otherwise.
+        trace: inputs for scoring the decisions again, name -> [S, ...]; for token policies `tokens` [S, K] int64,
+            columns of the action vocabulary in the order (action index, dim).
         log_probs: [S, K] float32, at sampling time and at the sampling temperature; K log-probs per decision, in the
             order (action index, dim).
         rewards: [S, A] float32 per executed env step, the sum of the reward sources.
@@ -39,30 +39,29 @@ class Sample:
         finish_step: environment steps executed.
         success_once: the success predicate held at some step.
         success_at_end: success was held (long enough) when the episode ended.
-        regressions: how often the success predicate held and was lost again.
-        simulator_once, simulator_at_end: where a judge told success (`--success_source`), the simulator's own: whether
-            its predicate held at some step, and after the last one; None where the simulator tells it.
-        unanswered: questions of that judge without an answer.
-        terminated: the episode ended by itself; its value is not bootstrapped.
+        regressions: number of times success was lost.
+        simulator_once, simulator_at_end: with a model-based success detector (`--success_source`), whether the
+            simulator's predicate held at some step, and after the last one; None otherwise.
+        unanswered: questions to that model without an answer.
+        terminated: the environment ended the episode; its value is not bootstrapped.
         truncated: the step limit was reached; its last value is bootstrapped.
         last_images, last_proprio: the observation after the last action, for that bootstrap.
-        observed_images: [S + 1, N, H, W, 3] uint8 as the environment rendered them, the one after the last action
-            included; None where the policy sees just that, or where nobody asked to keep them.
-        images_as_rendered: whether `images` are just what the environment rendered.
-        observed_proprio: [S + 1, P] float32 as the environment gave it, or None.
-        frames: [F, H, W, 3] uint8 after each executed step, where they were asked for.
-        step_events: per executed step the propositions that held and whether success did, kept beside frames and where
-            the policy sees the state of a reward machine.
-        prompted_instructions: S + 1 strings, the instruction as the policy was prompted with it at each decision and
-            after the last action, where that is more than `instruction`.
-        state_width: so many of the last entries of `proprio` are the state of a reward machine.
-        reward_info: numbers that reward sources report of the episode, e.g. how often a machine fell back.
-        scores: what reward sources that judge on the way said of each decision, source -> [S, 2] float32: action score
-            and progress, in [0, 1], NaN where it did not judge.
+        observed_images: [S + 1, N, H, W, 3] uint8 as rendered, including the observation after the last action; None
+            if equal to `images`, or if not requested.
+        images_as_rendered: whether `images` are as rendered.
+        observed_proprio: [S + 1, P] float32 as returned by the environment, or None.
+        frames: [F, H, W, 3] uint8 after each executed step, if requested.
+        step_events: propositions and success of each executed step, kept with frames and if the policy observes the
+            state of a reward machine.
+        prompted_instructions: S + 1 strings, the instruction in the prompt of each decision and after the last action;
+            None if equal to `instruction`.
+        state_width: number of the last entries of `proprio` that are the state of a reward machine.
+        reward_info: numbers that reward sources report of the episode, e.g. fallbacks of a machine.
+        scores: action score and progress of each decision, source -> [S, 2] float32 in [0, 1], NaN if not judged.
         uid: the group: episodes of one uid started from the same task instance.
-        suite, task_id, init_state_id, seed: where the episode came from.
+        suite, task_id, init_state_id, seed: the task instance.
         images_flipped_vertically: see `TaskSpec`.
-        versions: [S] int64, iterations of training behind the weights that made each decision; None: not counted.
+        versions: [S] int64, training iterations of the weights of each decision; None: not counted.
     """
 
     images: torch.Tensor
@@ -120,10 +119,10 @@ class Sample:
 
     @property
     def env_images(self) -> torch.Tensor:
-        """[S + 1, N, H, W, 3] uint8 as the environment rendered them, the one after the last action included.
+        """[S + 1, N, H, W, 3] uint8 as rendered, including the observation after the last action.
 
         Raises:
-            ValueError: the policy sees other images, and nobody asked to keep those of the environment.
+            ValueError: the policy sees other images, and the rendered ones were not kept.
         """
         if self.observed_images is not None:
             return self.observed_images
@@ -133,9 +132,9 @@ class Sample:
 
     @property
     def env_proprio(self) -> torch.Tensor | None:
-        """[S + 1, P] float32 as the environment gave it, without the state of a reward machine."""
-        seen = self.observed_proprio
-        return None if seen is None else seen[:, : seen.shape[1] - self.state_width]
+        """[S + 1, P] float32 as returned by the environment, without the state of a reward machine."""
+        proprio = self.observed_proprio
+        return None if proprio is None else proprio[:, : proprio.shape[1] - self.state_width]
 
     @property
     def played_actions(self) -> torch.Tensor:
@@ -147,13 +146,13 @@ class Sample:
 
     @property
     def decision_instructions(self) -> list[str]:
-        """S strings: what the policy was prompted with at each decision."""
+        """S strings: the instruction in the prompt of each decision."""
         prompted = self.prompted_instructions
         return [self.instruction] * self.num_decisions if prompted is None else prompted[:-1]
 
     @property
     def last_instruction(self) -> str:
-        """What it would have been prompted with after the last action."""
+        """The instruction for a prompt after the last action."""
         return self.instruction if self.prompted_instructions is None else self.prompted_instructions[-1]
 
     @property
@@ -172,35 +171,37 @@ class Sample:
         return float(self.rewards.sum())
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a pickled episode; those of checkpoints before version 0.2 had other fields (see `prepared`)."""
+        """Restore a pickled episode; checkpoints before version 0.2 have other fields (see `prepared`)."""
         if "executed" not in state:
             state = _fields_since_0_2(state)
         self.__dict__.update({"scores": {}, **state})
 
     def prepared(self, prepare: Prepare) -> Sample:
-        """The episode with prepared observations, where it comes from a checkpoint before version 0.2; else itself."""
+        """The episode with prepared observations if it is from a checkpoint before version 0.2; else itself."""
         if self.actions is not None:
             return self
-        seen = torch.cat([self.images, self.last_images[None]])
-        state = None
+        observed_images = torch.cat([self.images, self.last_images[None]])
+        observed_proprio = None
         if self.proprio is not None and self.last_proprio is not None:
-            state = torch.cat([self.proprio, self.last_proprio[None]])
-        images, proprio = prepare(seen.numpy(), None if state is None else state.numpy())
+            observed_proprio = torch.cat([self.proprio, self.last_proprio[None]])
+        images, proprio = prepare(
+            observed_images.numpy(), None if observed_proprio is None else observed_proprio.numpy()
+        )
         return replace(
             self,
-            actions=torch.zeros(*self.executed.shape, 1),  # not kept then, and not needed any more
+            actions=torch.zeros(*self.executed.shape, 1),  # not kept then, not needed now
             images=torch.from_numpy(images[:-1]),
             last_images=torch.from_numpy(images[-1]),
             proprio=None if proprio is None else torch.from_numpy(proprio[:-1]),
             last_proprio=None if proprio is None else torch.from_numpy(proprio[-1]),
-            observed_images=seen,
-            observed_proprio=state,
+            observed_images=observed_images,
+            observed_proprio=observed_proprio,
             images_as_rendered=False,
         )
 
 
 def _fields_since_0_2(state: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a pickled `Sample` of earlier checkpoints under their names of today; actions were not kept."""
+    """The fields of a pickled `Sample` from an older checkpoint under their current names; it has no actions."""
     state = dict(state)
     mask, steps = state.pop("action_mask"), state["rewards"].shape[1]
     renamed = {"trace": "step_events", "told": "prompted_instructions", "rows_from_below": "images_flipped_vertically"}
@@ -212,7 +213,7 @@ def _fields_since_0_2(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _step(fill: float | bool = 0) -> Any:
-    """A [B, T] field; `fill` is what padding along T holds."""
+    """A [B, T] field; `fill` pads it along T."""
     return field(default=None, metadata={"role": "step", "fill": fill})
 
 
@@ -239,13 +240,13 @@ class Experience:
         images: [B, N, H, W, 3] uint8, as in `Sample`.
         proprio: [B, P] float32, as in `Sample`.
         instructions: B strings.
-        episode_index: [B] int64, which episode of the rollout a row belongs to.
+        episode_index: [B] int64, episode of the rollout.
         trace: as in `Sample`, name -> [B, ...].
-        reference: parameters of the reference's distributions, name -> [B, ...], where the exact KL is a loss.
-        action_mask: [B, K] bool, log-probs of actions that were really executed.
-        policy_mask: [B, K] bool, the log-probs that are trained: those of `action_mask` that can change what the
-            environment executes.
-        value_mask: [B, K] bool, columns at which the critic is asked and trained.
+        reference: parameters of the reference policy's distributions, name -> [B, ...], for a loss on the exact KL.
+        action_mask: [B, K] bool, log-probs of executed actions.
+        policy_mask: [B, K] bool, log-probs that are trained: the subset of `action_mask` that affects the executed
+            action.
+        value_mask: [B, K] bool, columns at which the critic is evaluated and trained.
         old_log_probs: [B, K] of the actor before the update.
         rollout_log_probs: [B, K] at sampling time.
         ref_log_probs: [B, K] of the reference model.
@@ -279,17 +280,17 @@ class Experience:
     def from_samples(
         cls, samples: Sequence[Sample], effective_columns: torch.Tensor | None = None, first_episode: int = 0
     ) -> Experience:
-        """One row per decision, in the order of the samples; what networks and estimators say is still missing.
+        """One row per decision, in the order of the samples, without outputs of networks and estimators.
 
-        An estimate for each episode, [episodes], spreads over the rows as `estimate[rows.episode_index]`.
+        An estimate for each episode, [episodes], is expanded to rows as `estimate[rows.episode_index]`.
 
         Args:
             samples: finished episodes of one policy.
-            effective_columns: [K] bool, `Policy.effective_columns`: the only log-probs to train; None: all.
+            effective_columns: [K] bool, the log-probs to train, `Policy.effective_columns`; None: all.
             first_episode: `episode_index` of the first sample.
 
         Raises:
-            ValueError: no samples, or samples of which some have proprio or entries of the trace that others lack.
+            ValueError: no samples, or proprio or trace entries in some samples only.
         """
         if not samples:
             raise ValueError("there are no samples to make rows of")

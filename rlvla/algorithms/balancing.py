@@ -1,4 +1,4 @@
-"""Balances rows over ranks and micro-batches by token count. Plain integers, no tensors."""
+"""Balanced partition of rows into ranks and micro-batches by token count; plain integers, no tensors."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def karmarkar_karp(sizes: Sequence[int], num_parts: int, equal_count: bool = Fal
     width = num_parts if equal_count else 1
     heap: list[tuple[int, int, list[tuple[int, list[int]]]]] = []
     for number, start in enumerate(range(0, len(order), width)):
-        parts = [(sizes[row], [row]) for row in order[start : start + width]]
-        parts += [(0, []) for _ in range(num_parts - len(parts))]
-        heapq.heappush(heap, _entry(parts, number))
+        partition = [(sizes[row], [row]) for row in order[start : start + width]]
+        partition += [(0, []) for _ in range(num_parts - len(partition))]
+        heapq.heappush(heap, _entry(partition, number))
     serial = len(heap)
     while len(heap) > 1:
         first, second = heapq.heappop(heap)[2], heapq.heappop(heap)[2]
@@ -68,38 +68,39 @@ def micro_batches(sizes: Sequence[int], max_tokens: int, num_batches: int | None
     if num_batches is None:
         needed = max(-(-sum(sizes) // max_tokens), 1) if max_tokens else 1
         for count in range(needed, len(sizes)):
-            parts = karmarkar_karp(sizes, count)
-            if _fits(parts, sizes, max_tokens):
-                return parts
+            batches = karmarkar_karp(sizes, count)
+            if _fits(batches, sizes, max_tokens):
+                return batches
         return [[row] for row in range(len(sizes))]
-    for parts in (karmarkar_karp(sizes, num_batches), _first_fit(sizes, max_tokens, num_batches)):
-        if len(parts) == num_batches and _fits(parts, sizes, max_tokens):
-            return parts
+    for batches in (karmarkar_karp(sizes, num_batches), _first_fit(sizes, max_tokens, num_batches)):
+        if len(batches) == num_batches and _fits(batches, sizes, max_tokens):
+            return batches
     raise ValueError(
         f"{num_batches} micro-batches of {max_tokens} tokens cannot hold {sum(sizes)} tokens in whole rows"
     )
 
 
-def _entry(parts: list[tuple[int, list[int]]], serial: int) -> tuple[int, int, list[tuple[int, list[int]]]]:
-    parts = sorted(parts, key=lambda part: -part[0])
-    return parts[-1][0] - parts[0][0], serial, parts
+def _entry(partition: list[tuple[int, list[int]]], serial: int) -> tuple[int, int, list[tuple[int, list[int]]]]:
+    """Entry of the heap: minus the spread, a tie-breaker, and the parts in descending order of size."""
+    partition = sorted(partition, key=lambda part: -part[0])
+    return partition[-1][0] - partition[0][0], serial, partition
 
 
-def _fits(parts: list[list[int]], sizes: Sequence[int], max_tokens: int) -> bool:
-    return all(sum(sizes[row] for row in part) <= max_tokens for part in parts)
+def _fits(batches: list[list[int]], sizes: Sequence[int], max_tokens: int) -> bool:
+    return all(sum(sizes[row] for row in batch) <= max_tokens for batch in batches)
 
 
 def _first_fit(sizes: Sequence[int], max_tokens: int, num_batches: int) -> list[list[int]]:
     """First-fit decreasing: less even than differencing, but packs tighter against the cap."""
-    parts: list[list[int]] = [[] for _ in range(num_batches)]
+    batches: list[list[int]] = [[] for _ in range(num_batches)]
     totals = [0] * num_batches
     for row in sorted(range(len(sizes)), key=lambda row: -sizes[row]):
-        place = next((i for i, total in enumerate(totals) if total + sizes[row] <= max_tokens), None)
-        if place is None:
+        first = next((i for i, total in enumerate(totals) if total + sizes[row] <= max_tokens), None)
+        if first is None:
             return []
-        parts[place].append(row)
-        totals[place] += sizes[row]
-    return [sorted(part) for part in parts]
+        batches[first].append(row)
+        totals[first] += sizes[row]
+    return [sorted(batch) for batch in batches]
 
 
 def _check_sizes(sizes: Sequence[int]) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from rlvla.algorithms.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+T = TypeVar("T")
 
 
 def check_mask(mask: Tensor, name: str = "response_mask") -> None:
@@ -84,14 +86,15 @@ def check_number(name: str, value: float, *, low: float = -math.inf, high: float
         raise ValueError(f"{name} must lie in [{low}, {high}], got {value}")
 
 
-def require_input(name: str, value: object, user: str) -> None:
-    """Require an optional argument that `user` needs.
+def require_input(name: str, value: T | None, user: str) -> T:
+    """An optional argument that `user` needs.
 
     Raises:
         ValueError: `value` is None.
     """
     if value is None:
         raise ValueError(f"{user} needs {name}; pass {name}=...")
+    return value
 
 
 def working_dtype(*tensors: Tensor | None) -> torch.dtype:

@@ -15,11 +15,11 @@ AGGREGATION_MODES = (
 CORRECTION_LEVELS = ("token", "sequence")
 CORRECTION_MODES = ("tis", "icepop", "seq_mask_tis")
 REJECTION_STATISTICS = ("k1", "k2", "k3")
-# What the K numbers of a decision are that a policy gives and a policy loss reads: log-probs; log-probs of every
-# denoising step on its own; negative flow-matching losses; log-probs, and how far the network has left what sampled.
+# Kinds of the K scores of a decision, which a policy computes and a policy loss reads: log-probs; log-probs of each
+# denoising step; negative flow-matching losses; log-probs with the terms of `flow.mirrored_terms`.
 SCORES = ("log_probs", "step_log_probs", "matching", "mirrored")
 # Of `rlvla.algorithms.flow`.
 FLOW_METHODS = ("ode", "sde", "cps", "noise")
 FLOW_NOISY_STEPS = ("one", "all")
-# Of `rlvla.algorithms.off_policy`: how the values of an ensemble of critics become one.
+# Of `rlvla.algorithms.off_policy`: reduction over an ensemble of critics.
 CRITIC_REDUCTIONS = ("min", "mean")

@@ -1,4 +1,4 @@
-"""Curricula over tasks: which are to be played more often, by how often each has succeeded.
+"""Curricula over tasks: sampling probabilities from success rates.
 
 A curriculum is a function from `TaskSuccess` to a weight per task; `task_shares` turns weights into probabilities.
 """
@@ -23,7 +23,7 @@ class TaskSuccess:
     Attributes:
         recent: [T], over about `horizon` episodes; 0 before the first.
         earlier: [T], over `SLOW` times as many.
-        episodes: [T], how many were played.
+        episodes: [T], number of episodes.
         horizon: episodes after which an outcome counts 1/e.
     """
 
@@ -38,7 +38,7 @@ class TaskSuccess:
         return cls(np.zeros(tasks), np.zeros(tasks), np.zeros(tasks, dtype=np.int64), horizon)
 
     def observe(self, task: int, outcomes: Sequence[bool]) -> None:
-        """Count some episodes of a task, all of which were played with the same policy: their order does not matter."""
+        """Add episodes of a task, all played with the same policy, so that their order does not matter."""
         count, mean = len(outcomes), float(np.mean(outcomes))
         for means, horizon in ((self.recent, self.horizon), (self.earlier, SLOW * self.horizon)):
             kept = np.exp(-count / horizon) if self.episodes[task] else 0.0
@@ -56,19 +56,19 @@ def register_task_sampling(name: str) -> Callable[[Curriculum], Curriculum]:
 
 
 def list_task_samplings() -> list[str]:
-    """The names of `--task_sampling`: "uniform" first, which is no curriculum."""
+    """Values of `--task_sampling`; "uniform", which is not a curriculum, comes first."""
     return ["uniform", *_CURRICULA.names()]
 
 
 @register_task_sampling("inverse_success")
 def inverse_success(success: TaskSuccess) -> np.ndarray:
-    """The share of failures; 1 for a task that was never played."""
+    """Failure rate; 1 for a task without episodes."""
     return 1.0 - success.recent
 
 
 @register_task_sampling("learning_progress")
 def learning_progress(success: TaskSuccess) -> np.ndarray:
-    """How far success has moved, up or down (Portelas et al. 2019): |recent - earlier|."""
+    """Absolute learning progress (Portelas et al. 2019): |recent - earlier|."""
     return np.abs(success.recent - success.earlier)
 
 
@@ -76,10 +76,10 @@ def task_shares(name: str, success: TaskSuccess, factors: np.ndarray, floor: flo
     """Probabilities [T] of the tasks.
 
     Args:
-        name: of a curriculum.
-        success: of the tasks; one that was never played weighs at least as much as the heaviest other.
-        factors: [T], by which the probabilities are multiplied; not negative and not all 0.
-        floor: share of the draws that goes to all tasks alike, whatever the curriculum says, above 0.
+        name: name of a curriculum.
+        success: statistics of the tasks; a task without episodes weighs at least as much as any other.
+        factors: [T], multiply the probabilities; not negative and not all 0.
+        floor: share of the draws that is uniform over the tasks, above 0.
 
     Raises:
         ValueError: unknown name, or a curriculum that raises (the cause of the error), or whose weights are negative,
@@ -88,7 +88,7 @@ def task_shares(name: str, success: TaskSuccess, factors: np.ndarray, floor: flo
     curriculum = _CURRICULA.get(name)
     try:
         weights = np.array(curriculum(success), dtype=np.float64)
-    except Exception as error:  # of the user's own
+    except Exception as error:  # from a user's curriculum
         raise ValueError(f"task sampling {name!r} failed") from error
     if weights.shape != success.recent.shape or not np.isfinite(weights).all() or (weights < 0).any():
         raise ValueError(f"task sampling {name!r} must return {len(success.recent)} finite weights, not {weights}")

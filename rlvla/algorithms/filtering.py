@@ -1,4 +1,4 @@
-"""Which groups of episodes are worth training on (dynamic sampling, DAPO: Yu et al. 2025)."""
+"""Filtering of groups of episodes (dynamic sampling, DAPO: Yu et al. 2025)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlvla.algorithms.checks import check_mask, check_number
+from rlvla.algorithms.checks import check_mask, check_number, require_input
 from rlvla.algorithms.groups import GroupIds, Groups
 
 
@@ -47,14 +47,14 @@ def filter_groups(
         group_ids: one hashable id per episode.
         success: [B] bool, or success rates in [0, 1]; required by `accuracy_bounds`.
         accuracy_bounds: (lower, upper), inclusive; groups whose mean success is outside are dropped.
-        metric: [B], any number of the episodes; required by `metric_bounds`.
+        metric: [B], a number for each episode; required by `metric_bounds`.
         metric_bounds: (lower, upper), inclusive; groups whose mean of `metric` is outside are dropped.
         scores: [B]; if given, groups whose scores are all equal are dropped.
         truncated: [B] bool; if given, groups with a truncated episode are dropped.
 
     Raises:
-        ValueError: bounds out of order, those of the accuracy outside [0, 1], bounds without success or metric, or an
-            input that is not [B].
+        ValueError: bounds out of order, accuracy bounds outside [0, 1], bounds without success or metric, or an input
+            that is not [B].
     """
     num_rows = _num_rows(success, metric, scores, truncated)
     device = next(x.device for x in (success, metric, scores, truncated) if x is not None)
@@ -64,8 +64,7 @@ def filter_groups(
         low, high = accuracy_bounds
         if not 0.0 <= low <= high <= 1.0:
             raise ValueError(f"accuracy_bounds must satisfy 0 <= lower <= upper <= 1, got {accuracy_bounds}")
-        if success is None:
-            raise ValueError("accuracy_bounds needs success; pass success=...")
+        success = require_input("success", success, "accuracy_bounds")
         rate = groups.mean(success.to(torch.float64))
         failed["accuracy_low"] = rate < low
         failed["accuracy_high"] = rate > high
@@ -73,8 +72,7 @@ def filter_groups(
         low, high = metric_bounds
         if not low <= high:
             raise ValueError(f"metric_bounds must satisfy lower <= upper, got {metric_bounds}")
-        if metric is None:
-            raise ValueError("metric_bounds needs metric; pass metric=...")
+        metric = require_input("metric", metric, "metric_bounds")
         mean = groups.mean(metric.to(torch.float64))
         failed["metric_low"] = mean < low
         failed["metric_high"] = ~(mean <= high) & ~(mean < low)  # NaN is outside
@@ -84,10 +82,6 @@ def filter_groups(
     if truncated is not None:
         check_mask(truncated, "truncated")
         failed["truncated"] = groups.sum(truncated.to(torch.float64)) > 0
-    return _collect(failed, groups)
-
-
-def _collect(failed: dict[str, Tensor], groups: Groups) -> FilterResult:
     keep = torch.ones(len(groups.index), dtype=torch.bool, device=groups.index.device)
     dropped = {}
     for reason, rows in failed.items():

@@ -25,7 +25,7 @@ def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, kind: str, mask: Tensor
 
     Args:
         log_probs: [B, T] log-probs of the sampled tokens; for `full`, [B, T, V] logits.
-        ref_log_probs: those of the reference policy, same shape.
+        ref_log_probs: log-probs (logits) of the reference policy, same shape.
         kind: one of `KL_KINDS`, optionally followed by `+` (not `full`).
         mask: [B, T] bool; the result is 0 outside the mask, and NaN in the padding affects neither value nor gradient.
 

@@ -28,20 +28,20 @@ def all_reduce_sum(tensor: Tensor, process_group: Any = None) -> Tensor:
     """
     if process_group is None:
         return tensor
-    total = tensor.detach().clone()
-    torch.distributed.all_reduce(total, group=None if process_group == "world" else process_group)
-    return total
+    return _all_reduce(tensor, torch.distributed.ReduceOp.SUM, process_group)
 
 
 def all_reduce_max(tensor: Tensor, process_group: Any = None) -> Tensor:
     """Maximum of a tensor over the ranks of a process group; arguments and result as in `all_reduce_sum`."""
     if process_group is None:
         return tensor
-    top = tensor.detach().clone()
-    torch.distributed.all_reduce(
-        top, op=torch.distributed.ReduceOp.MAX, group=None if process_group == "world" else process_group
-    )
-    return top
+    return _all_reduce(tensor, torch.distributed.ReduceOp.MAX, process_group)
+
+
+def _all_reduce(tensor: Tensor, operation: Any, process_group: Any) -> Tensor:
+    result = tensor.detach().clone()
+    torch.distributed.all_reduce(result, op=operation, group=None if process_group == "world" else process_group)
+    return result
 
 
 def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:

@@ -51,7 +51,7 @@ def rollout_correction_weights(
 
     Returns:
         weights: [B, T], 0 outside the mask.
-        metrics: those of `weight_metrics`, plus `rollout_is_batch_norm_factor` with `batch_normalize`.
+        metrics: `weight_metrics`, plus `rollout_is_batch_norm_factor` with `batch_normalize`.
 
     Raises:
         ValueError: unknown level or mode, bounds out of order, shapes differ, mask not bool.
@@ -74,7 +74,12 @@ def rollout_correction_weights(
         weights = torch.where((row_ratio >= low) & (row_ratio <= high), raw, torch.zeros_like(raw))
     metrics = weight_metrics(raw, weights, response_mask, low, high)
     if batch_normalize:
-        factor = _mean_weight(weights, response_mask, level, process_group)
+        if level == "token":
+            mean = masked_mean(weights, response_mask, process_group=process_group)
+        else:
+            total = all_reduce_sum(masked_mean(weights, response_mask, dim=-1).sum(), process_group)
+            mean = total / all_reduce_sum(response_mask.any(-1).sum(), process_group).clamp(min=1)
+        factor = torch.where(mean > EPSILON, mean, torch.ones_like(mean))  # 1 if all weights are 0
         weights = weights / factor
         metrics["rollout_is_batch_norm_factor"] = factor
     return weights, metrics
@@ -229,16 +234,6 @@ def _effective_sample_fraction(weights: Tensor, mask: Tensor) -> Tensor:
     return masked_mean(weights, mask).square() / square.clamp(min=torch.finfo(square.dtype).tiny)
 
 
-def _mean_weight(weights: Tensor, mask: Tensor, level: str, process_group: Any) -> Tensor:
-    """Mean over the valid tokens, or over the rows that have one; 1 if all weights are 0."""
-    if level == "token":
-        mean = masked_mean(weights, mask, process_group=process_group)
-    else:
-        total = all_reduce_sum(masked_mean(weights, mask, dim=-1).sum(), process_group)
-        mean = total / all_reduce_sum(mask.any(-1).sum(), process_group).clamp(min=1)
-    return torch.where(mean > EPSILON, mean, torch.ones_like(mean))
-
-
 def _log_ratio(old_log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor) -> Tensor:
     check_matrix(mask)
     check_same_shape(mask, old_log_probs=old_log_probs, rollout_log_probs=rollout_log_probs)
@@ -246,9 +241,9 @@ def _log_ratio(old_log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor) -
     return clean(old_log_probs.to(dtype) - rollout_log_probs.to(dtype), mask, dtype)
 
 
-def _check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"unknown {name} {value!r}; known: {', '.join(known)}")
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"unknown {name} {value!r}; known: {', '.join(choices)}")
 
 
 def _check_bounds(low: float, high: float) -> None:

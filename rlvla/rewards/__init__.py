@@ -1,4 +1,4 @@
-"""Reward sources: what an episode is worth. Importing the room registers the sources that ship with it."""
+"""Reward sources and success detectors. Importing the package registers the built-in ones."""
 
 from rlvla.rewards import environment as _environment  # noqa: F401
 from rlvla.rewards import function as _function  # noqa: F401

@@ -260,11 +260,6 @@ def parse_rewards(specs: Sequence[str]) -> dict[str, float]:
     return weights
 
 
-def numbers_only(content: Mapping[str, Any]) -> dict[str, float]:
-    """The entries of `EpisodeReward.finish` that are logged."""
-    return {name: float(value) for name, value in content.items() if name != "rewards"}
-
-
 def scores_of_decisions(steps: Sequence[int] | np.ndarray, scores: Sequence[tuple[int, float, float]]) -> np.ndarray:
     """[S, 2] float32: for each decision the scores that were given first at its end or later, NaN if there are none.
 

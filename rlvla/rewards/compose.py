@@ -17,7 +17,6 @@ from rlvla.rewards.base import (
     SampleSource,
     StepInfo,
     component_of,
-    numbers_only,
     parse_rewards,
     scores_of_decisions,
     source_of,
@@ -52,7 +51,7 @@ class RewardPlan:
         weights: source name -> weight.
         config: settings of the sources.
         sources: source name -> source; by default they are created from the registry.
-        success: tells success instead of the simulator; None: the simulator does.
+        success: the success detector; None: the simulator.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class RewardPlan:
         self._weights = dict(weights)
         self.sources = {name: (sources or {}).get(name) or make_source(name, self.config) for name in weights}
         self.success = success
-        self._servers = _shared_servers(self._parts)
+        self._servers = _shared_servers(self._all_sources)
         self._schedules: dict[str, WeightSchedule] = parse_schedules(self.config.reward_schedule, self._weights)
         self._fraction = 0.0
 
@@ -114,11 +113,11 @@ class RewardPlan:
 
     def problems(self, tasks: Sequence[TaskSpec]) -> list[Problem]:
         """Problems of the sources for these tasks."""
-        of_parts = [p for part in self._parts if hasattr(part, "problems") for p in part.problems(tasks)]
-        return [*of_parts, *self._unjudged_ends(tasks)]
+        checked = [source for source in self._all_sources if hasattr(source, "problems")]
+        return [*(problem for source in checked for problem in source.problems(tasks)), *self._early_ends(tasks)]
 
-    def _unjudged_ends(self, tasks: Sequence[TaskSpec]) -> list[Problem]:
-        """What may end an episode before a judge of success, which would have to see its last frame, is asked."""
+    def _early_ends(self, tasks: Sequence[TaskSpec]) -> list[Problem]:
+        """Sources that may end an episode on a frame that the success detector does not see."""
         if self.success is None or self.success.every == 1:
             return []
         names = [n for n, s in self.sources.items() if hasattr(s, "ends_episodes") and s.ends_episodes(tasks)]
@@ -133,9 +132,13 @@ class RewardPlan:
         return [Problem("success_every", "contradiction", text)]
 
     @property
-    def _parts(self) -> list[Any]:
-        """The sources, and what tells success."""
+    def _all_sources(self) -> list[Any]:
+        """The reward sources and the success detector, if there is one."""
         return [*self.sources.values(), *([] if self.success is None else [self.success.judge])]
+
+    def _with(self, method: str) -> list[Any]:
+        """The sources and servers that have an optional method."""
+        return [part for part in [*self._all_sources, *self._servers] if hasattr(part, method)]
 
     @property
     def names(self) -> list[str]:
@@ -144,16 +147,16 @@ class RewardPlan:
 
     @property
     def success_source(self) -> str:
-        """What tells success: "simulator", or the name of a judge."""
+        """Value of `--success_source`: "simulator", or the name of a success detector."""
         return SIMULATOR if self.success is None else self.success.name
 
     def judge_waiting(self) -> None:
-        """Let judges that answer several questions at once answer those that wait."""
+        """Let a success detector that answers questions in batches answer those that are queued."""
         if self.success is not None and hasattr(self.success.judge, "answer_waiting"):
             self.success.judge.answer_waiting()
 
     def rollout_over(self) -> None:
-        """Let a judge free what it needs only while episodes are played."""
+        """Let the success detector free resources that it needs only during rollouts."""
         if self.success is not None and hasattr(self.success.judge, "rollout_over"):
             self.success.judge.rollout_over()
 
@@ -171,25 +174,19 @@ class RewardPlan:
 
     def start(self) -> None:
         """Start all sources before the first episode; their exceptions propagate."""
-        for part in [*self._parts, *self._servers]:
-            if hasattr(part, "start"):
-                part.start()
+        for source in self._with("start"):
+            source.start()
 
     def close(self) -> None:
         """Close all sources after the last episode."""
-        for part in [*self._parts, *self._servers]:
-            if hasattr(part, "close"):
-                part.close()
+        for source in self._with("close"):
+            source.close()
 
     def begin(self, task: TaskSpec, start: EpisodeStart) -> EpisodeRewards:
         """Create the rewards of a new episode."""
-        return EpisodeRewards(self.sources, self.weights(), task, start, self._watch())
-
-    def _watch(self) -> ProgressWatch | None:
         config = self.config
-        if not config.dynamic_truncation:
-            return None
-        return ProgressWatch(config.truncation_patience, config.truncation_min_gain)
+        watch = ProgressWatch(config.truncation_patience, config.truncation_min_gain)
+        return EpisodeRewards(self.sources, self.weights(), task, start, watch if config.dynamic_truncation else None)
 
     @property
     def looks_at_images(self) -> bool:
@@ -215,16 +212,14 @@ class RewardPlan:
     def metrics(self) -> dict[str, float]:
         """Metrics of the sources since the last call, to be summed over ranks."""
         metrics: dict[str, float] = {}
-        for part in [*self._parts, *self._servers]:
-            if hasattr(part, "metrics"):
-                metrics |= part.metrics()
+        for source in self._with("metrics"):
+            metrics |= source.metrics()
         return metrics
 
     def check(self, metrics: Mapping[str, float]) -> None:
         """Let sources check the metrics of all ranks; they raise if training cannot continue."""
-        for part in [*self._parts, *self._servers]:
-            if hasattr(part, "check"):
-                part.check(metrics)
+        for source in self._with("check"):
+            source.check(metrics)
 
 
 def _truncation_problems(config: RewardConfig, weights: Mapping[str, float]) -> list[Problem]:
@@ -234,8 +229,8 @@ def _truncation_problems(config: RewardConfig, weights: Mapping[str, float]) -> 
         return []
     questions = [kind or config.vlm_scorer for name, kind in map(source_of, weights) if name == "vlm"]
     if not questions:
-        what = "give --rm_propositions_wait" if "rm" in weights else "add rm or vlm to --reward"
-        text = f"--dynamic_truncation needs a source that sees progress while an episode goes on: {what}"
+        remedy = "give --rm_propositions_wait" if "rm" in weights else "add rm or vlm to --reward"
+        text = f"--dynamic_truncation needs a source that sees progress while an episode goes on: {remedy}"
         return [Problem("dynamic_truncation", "needs_flag", text)]
     if not any(question_named(name).measures_progress for name in questions):
         text = (
@@ -246,14 +241,14 @@ def _truncation_problems(config: RewardConfig, weights: Mapping[str, float]) -> 
     return []
 
 
-def _shared_servers(parts: Sequence[Any]) -> list[Any]:
-    """Let parts that ask the same server share it; returns the servers."""
+def _shared_servers(sources: Sequence[Any]) -> list[Any]:
+    """Let sources with equal server keys share the first server; returns the servers."""
     servers: dict[Any, Any] = {}
-    for part in parts:
-        server = getattr(part, "server", None)
+    for source in sources:
+        server = getattr(source, "server", None)
         if server is not None:
             first = servers.setdefault(server.key, server)
-            part.server = first if first is server else first.shared(server)
+            source.server = first if first is server else first.shared(server)
     return list(servers.values())
 
 
@@ -345,19 +340,15 @@ class EpisodeRewards:
             if self._watch is not None:
                 measured = {n: s.progress for n, s in self._episodes.items() if hasattr(s, "progress")}
                 self._watch.step(measured)
-        self._hear_late_progress()
+        for name, source in self._episodes.items():
+            if self._watch is not None and hasattr(source, "late_progress"):
+                self._watch.answered(name, source.late_progress())
         self._time_is_up = bool(result.truncated)
         self._executed.append(result.steps_executed)
         self._chunks.append(rewards)
         self.failed |= any(getattr(source, "failed", False) for source in self._episodes.values())
         self.stalled |= self._watch is not None and self._watch.stalled
         return rewards
-
-    def _hear_late_progress(self) -> None:
-        if self._watch is not None:
-            for name, source in self._episodes.items():
-                if hasattr(source, "late_progress"):
-                    self._watch.answered(name, source.late_progress())
 
     def end(self, *, terminated: bool, truncated: bool) -> None:
         """The episode is over; sources with an `end` method are notified at once."""
@@ -375,7 +366,7 @@ class EpisodeRewards:
         return PaidRewards({name: np.stack([chunk[name] for chunk in self._chunks]) for name in self._names})
 
     def finalize_rewards(self, judged: Mapping[str, float | np.ndarray | NamedNumbers]) -> PaidRewards:
-        """All rewards of the finished episode, including late ones and those of sample sources.
+        """All rewards of the finished episode, including late rewards and sample sources.
 
         Args:
             judged: sample source -> reward of the episode, given at its last step, or one reward per executed step;
@@ -389,7 +380,7 @@ class EpisodeRewards:
             paid.info["stalled"] = float(self._ended_stalled)
         for name, source in self._episodes.items():
             content = source.finish()
-            paid.info.update({f"{name}_{key}": value for key, value in numbers_only(content).items()})
+            paid.info.update({f"{name}_{key}": float(value) for key, value in content.items() if key != "rewards"})
             if name in self._late:
                 self._place(paid, name, content["rewards"])
             if hasattr(source, "scores"):

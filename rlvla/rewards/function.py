@@ -28,20 +28,23 @@ def load_function(spec: str) -> Callable[..., Any]:
     return load_from_file(spec, "reward_fn")
 
 
-def parse_kwargs(words: Sequence[str]) -> dict[str, Any]:
+def parse_kwargs(values: Sequence[str]) -> dict[str, Any]:
     """`["scale=2", "mode=fast"]` or `['{"scale": 2, "mode": "fast"}']` -> `{"scale": 2, "mode": "fast"}`.
 
     Raises:
-        ConfigError: invalid JSON, words without `=`, names that are no identifiers, or a name given twice.
+        ConfigError: invalid JSON, values without `=`, names that are not identifiers, or a name given twice.
     """
     flag = "reward_fn_kwargs"
-    if len(words) == 1 and words[0].lstrip().startswith("{"):
+    pairs: list[tuple[str, Any]] = []
+    if len(values) == 1 and values[0].lstrip().startswith("{"):
         try:
-            pairs = list(json.loads(words[0], object_pairs_hook=_without_duplicates).items())
+            pairs = list(json.loads(values[0], object_pairs_hook=_without_duplicates).items())
         except (ValueError, RecursionError) as error:
-            raise ConfigError.of(flag, "malformed", f"--{flag} {words[0][:80]}: not valid JSON ({error})") from None
+            raise ConfigError.of(flag, "malformed", f"--{flag} {values[0][:80]}: not valid JSON ({error})") from None
     else:
-        pairs = [(name, _json_or_text(value) if equals else None) for name, equals, value in map(_partition, words)]
+        for value in values:
+            name, equals, text = value.partition("=")
+            pairs.append((name, _json_or_text(text)) if equals else (f"{value} (no =)", None))
     problems, kwargs = [], {}
     for name, value in pairs:
         if not name.isidentifier():
@@ -55,16 +58,11 @@ def parse_kwargs(words: Sequence[str]) -> dict[str, Any]:
     return kwargs
 
 
-def _partition(word: str) -> tuple[str, str, str]:
-    name, equals, value = word.partition("=")
-    return (name, equals, value) if equals else (f"{word} (no =)", equals, value)
-
-
-def _json_or_text(value: str) -> Any:
+def _json_or_text(text: str) -> Any:
     try:
-        return json.loads(value)
+        return json.loads(text)
     except (ValueError, RecursionError):
-        return value
+        return text
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -104,7 +102,7 @@ class FunctionSource:
         self._function = load_function(options.reward_fn)
         self._kwargs = parse_kwargs(options.reward_fn_kwargs)
         self._check_arguments()
-        self._names: set[str] = set()  # of numbers that the function added
+        self._names: set[str] = set()  # of the numbers returned for logging
         self._judge = BackgroundJudge(self._call, options.reward_fn_batch_size, options.reward_fn_workers)
 
     def submit(self, sample: Sample) -> None:

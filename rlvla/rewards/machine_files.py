@@ -36,12 +36,12 @@ _KEYS = ("formula", "states", "success", "failure", "validators", "potentials")
 
 
 def is_declaration(name: str) -> bool:
-    """Whether `--rm_machine` names a file, or is a declaration itself (an object in JSON)."""
+    """Whether a value of `--rm_machine` is a file name or a declaration in JSON."""
     return name.startswith("{") or name.endswith(SUFFIXES)
 
 
 def declaration_of(name: str) -> str:
-    """The declaration as JSON on one line: what a record keeps, as the file may change or be elsewhere.
+    """The declaration as JSON on one line, for records that must not depend on the file.
 
     Raises:
         ConfigError: the file cannot be read or does not hold a mapping.
@@ -66,7 +66,7 @@ def declared_graph(name: str) -> MachineGraph:
     """The machine of a file, or of a declaration in JSON.
 
     Raises:
-        ConfigError: everything that is wrong with it.
+        ConfigError: all mistakes of the declaration.
     """
     where = "the declaration of the machine" if name.startswith("{") else name
     content = json.loads(declaration_of(name))
@@ -78,7 +78,7 @@ def declared_graph(name: str) -> MachineGraph:
 
 
 class _Reader:
-    """Builds the graph of a declaration and collects what is wrong with it.
+    """Builds the graph of a declaration and collects its mistakes.
 
     Attributes:
         problems: one sentence per mistake.
@@ -148,8 +148,8 @@ class _Reader:
         both = sorted(set(success) & set(failure))
         if both:
             self.problems.append(f"{', '.join(both)} cannot be both success and failure")
-        known = {*states, *success, *failure}
-        edges = {state: self._edges(state, outgoing, known) for state, outgoing in states.items()}
+        names = {*states, *success, *failure}
+        edges = {state: self._edges(state, outgoing, names) for state, outgoing in states.items()}
         leaving = [state for state in (*success, *failure) if edges.get(state)]
         if leaving:
             self.problems.append(f"{', '.join(leaving)} is terminal; it cannot have edges")
@@ -157,7 +157,7 @@ class _Reader:
             return None
         return self._attempt("states", lambda: guarded_graph(edges, success, failure))
 
-    def _edges(self, state: str, outgoing: object, known: set[str]) -> list[tuple[str, str, float]]:
+    def _edges(self, state: str, outgoing: object, states: set[str]) -> list[tuple[str, str, float]]:
         edges = []
         if not isinstance(outgoing, (list, type(None))):
             self.problems.append(f"state {state}: its edges must be a list of {{when: ..., to: ...}}")
@@ -168,7 +168,7 @@ class _Reader:
                 self.problems.append(f"{place}: give when and to, and progress if it is not 1")
                 continue
             guard = self._guard(place, edge["when"])
-            if not isinstance(edge["to"], str) or edge["to"] not in known:
+            if not isinstance(edge["to"], str) or edge["to"] not in states:
                 self.problems.append(f"{place}: there is no state {edge['to']!r}")
             progress = self._number(f"{place}: progress", edge.get("progress", 1.0))
             if guard is not None and progress is not None:

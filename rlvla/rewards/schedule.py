@@ -48,26 +48,26 @@ def parse_schedules(specs: Sequence[str], components: Collection[str]) -> dict[s
     problems = []
     for spec in specs:
         name, _, rest = spec.partition(":")
-        parts = rest.split(":")
+        fields = rest.split(":")
         if name not in components:
             problems.append(
                 f"--reward_schedule {spec}: there is no component '{name}'; --reward has: {', '.join(components)}"
             )
         elif name in schedules:
             problems.append(f"--reward_schedule {spec}: '{name}' is given twice")
-        elif len(parts) != 3 or parts[0] not in SHAPES:
+        elif len(fields) != 3 or fields[0] not in SHAPES:
             problems.append(
                 f"--reward_schedule {spec}: write NAME:SHAPE:START:END with SHAPE one of {', '.join(SHAPES)}, e.g. "
                 f"{name}:linear:1.0:0.1"
             )
         else:
             try:
-                start, end = float(parts[1]), float(parts[2])
+                start, end = float(fields[1]), float(fields[2])
             except ValueError:
                 start = end = math.nan
             if not (math.isfinite(start) and math.isfinite(end)):
                 problems.append(f"--reward_schedule {spec}: START and END must be finite numbers")
-            schedules[name] = WeightSchedule(parts[0], start, end)
+            schedules[name] = WeightSchedule(fields[0], start, end)
     if problems:
         raise ConfigError(problems)
     return schedules

@@ -1,4 +1,4 @@
-"""The state of a reward machine as an input of the policy, telling it the current stage of the task.
+"""The state of a reward machine as an observation of the policy: the current stage of the task.
 
 The product of environment and machine state is what makes a reward machine's rewards Markovian: Icarte et al., "Reward
 Machines: Exploiting Reward Function Structure in Reinforcement Learning", JAIR 2022.
@@ -15,7 +15,7 @@ import numpy as np
 from rlvla.rewards.base import EpisodeStart, StepInfo
 from rlvla.rewards.config import STATE_INPUTS, RewardConfig
 from rlvla.rewards.machine_files import declaration_of, is_declaration
-from rlvla.rewards.machine_source import MachineSource
+from rlvla.rewards.machine_source import MachineReward, MachineSource
 from rlvla.utils.data_files import check_types, field_types
 from rlvla.utils.errors import ConfigError, Problem
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StateInputSettings:
-    """The reward machine whose state the policy observes, and in which form; saved with the policy.
+    """The reward machine whose state the policy observes, and its encoding; saved with the policy.
 
     Attributes:
         rm_state_input: "prompt" appends a phrase to the instruction; "proprio" appends a one-hot vector to proprio.
@@ -56,8 +56,8 @@ class StateInputSettings:
         """The inverse of `as_dict`; ConfigError for anything else."""
         hints = field_types(cls)
         needed = set(hints) - {"rm_goal_stages", "rm_validation"}  # absent in records before version 0.2
-        known = isinstance(content, dict) and needed <= set(content) <= set(hints)
-        if not known or content["rm_state_input"] not in STATE_INPUTS[1:]:
+        valid = isinstance(content, dict) and needed <= set(content) <= set(hints)
+        if not valid or content["rm_state_input"] not in STATE_INPUTS[1:]:
             raise ConfigError(f"the checkpoint's record of its machine state is not readable: {content}")
         check_types(content, hints, "the checkpoint's record of its machine state")
         machine = content["rm_machine"]
@@ -89,11 +89,11 @@ class StateInput:
         if config.rm_state_input == "none":
             return None
         settings = StateInputSettings(**{name: getattr(config, name) for name in STATE_FLAGS})
-        made = cls(settings)
+        state_input = cls(settings)
         if is_declaration(settings.rm_machine):
             settings = replace(settings, rm_machine=declaration_of(settings.rm_machine))
         if settings.rm_state_input == "proprio":
-            settings = replace(settings, width=max(len(made.states(task)) for task in tasks))
+            settings = replace(settings, width=max(len(state_input.states(task)) for task in tasks))
         return cls(settings)
 
     def states(self, task: TaskSpec) -> tuple[str, ...]:
@@ -118,18 +118,15 @@ class StateInput:
 
     def begin(self, task: TaskSpec) -> EpisodeState:
         """Start the machine of an episode in its initial state."""
-        return EpisodeState(self, task)
-
-    def _machine(self, task: TaskSpec) -> Any:
-        return self._source.create(task, EpisodeStart())
+        machine = self._source.create(task, EpisodeStart())
+        return EpisodeState(self.settings, self.states(task), machine)
 
 
 class EpisodeState:
     """The machine during one episode; made by `StateInput.begin`."""
 
-    def __init__(self, source: StateInput, task: TaskSpec):
-        self._settings, self._states = source.settings, source.states(task)
-        self._reward = source._machine(task)
+    def __init__(self, settings: StateInputSettings, states: Sequence[str], machine: MachineReward):
+        self._settings, self._states, self._reward = settings, states, machine
 
     @property
     def width(self) -> int:

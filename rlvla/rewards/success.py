@@ -25,7 +25,7 @@ class SuccessOptions:
 
 
 @register_reward("success", options=SuccessOptions, reads_images=False)
-class SuccessSource:
+class SparseSuccessSource:
     """Sparse success reward of `reward_coef`; `success_reward` selects when it is given."""
 
     def __init__(self, options: SuccessOptions):

@@ -1,4 +1,4 @@
-"""Success as told by a model instead of the simulator: flags, registry, and the verdicts of an episode."""
+"""Model-based success detection: flags, registry, and the verdicts of an episode."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SIMULATOR = "simulator"
 _FACTORIES: dict[str, Callable[[Any], SuccessJudge]] = {}
-_MODELS = ("vlm", "rm_model")  # registered by the rooms that have them
+_MODELS = ("vlm", "rm_model")  # registered when their modules are imported
 
 
 def success_sources() -> list[str]:
@@ -27,12 +27,12 @@ def success_sources() -> list[str]:
 
 @dataclass(frozen=True)
 class SuccessConfig:
-    """What tells success, which ends episodes and is what rewards and evaluations count."""
+    """Success detector: the success that ends episodes and is counted by rewards and evaluations."""
 
     success_source: str = arg(
         SIMULATOR,
-        "what tells success: the simulator; vlm: --vlm_model is asked (question 'success'); rm_model: the reward model "
-        "of --rm_model_path. Episodes then do not end by the simulator's success, which is recorded for comparison",
+        "success detector: the simulator; vlm: --vlm_model (question 'success'); rm_model: the reward model of "
+        "--rm_model_path. With a model, the simulator's success does not end episodes and is recorded for comparison",
         choices=success_sources,
     )
     success_threshold: float = arg(
@@ -46,7 +46,7 @@ class SuccessConfig:
     )
 
     def description(self, models: Any) -> str | None:
-        """The source with everything verdicts depend on, for protocols; None for the simulator."""
+        """The detector with all settings that its verdicts depend on, for protocols; None for the simulator."""
         if self.success_source == SIMULATOR:
             return None
         model = {"vlm": "vlm_model", "rm_model": "rm_model_path"}.get(self.success_source)
@@ -60,9 +60,9 @@ class SuccessConfig:
 class SuccessJudge(Protocol):
     """Estimates whether a task is done.
 
-    Optional members: those of `RewardSource` that concern a whole run; `answer_waiting()`, which is called while
-    episodes wait, for judges that answer several questions at once; `rollout_over()`, which is called when the last
-    episode of a rollout is over or the rollout was broken off.
+    Optional members: `start`, `close`, `metrics`, `check`, `problems` and `server` as in `RewardSource`;
+    `answer_waiting()`, called while episodes wait, to answer queued questions in batches; `rollout_over()`, called
+    after the last episode of a rollout or when the rollout was aborted.
     """
 
     def ask(self, task: TaskSpec, observation: Observation) -> Future[Any]:
@@ -89,7 +89,7 @@ def register_success_source(name: str) -> Callable[[Callable[[Any], SuccessJudge
 
 
 def make_success_source(config: SuccessConfig, models: Any) -> SuccessSource | None:
-    """What tells success; None: the simulator.
+    """The success detector; None for the simulator.
 
     Args:
         config: the flags.
@@ -100,24 +100,20 @@ def make_success_source(config: SuccessConfig, models: Any) -> SuccessSource | N
     """
     if config.success_source != SIMULATOR:
         return SuccessSource(config, _FACTORIES[config.success_source](models))
-    unread = [name for name in ("success_threshold", "success_every", "success_frames") if _differs(config, name)]
-    if unread:
+    names = ("success_threshold", "success_every", "success_frames")
+    if unread := [name for name in names if getattr(config, name) != getattr(SuccessConfig(), name)]:
         raise ConfigError.of(
             unread[0], "no_effect", f"--{' --'.join(unread)}: the simulator tells success; give --success_source, too"
         )
     return None
 
 
-def _differs(config: SuccessConfig, name: str) -> bool:
-    return getattr(config, name) != getattr(SuccessConfig(), name)
-
-
 class SuccessSource:
-    """Tells success by a judge, in all episodes of a run.
+    """A success detector in all episodes of a run.
 
     Attributes:
         name: value of `--success_source`.
-        judge: the judge.
+        judge: the model.
     """
 
     def __init__(self, config: SuccessConfig, judge: SuccessJudge):
@@ -135,7 +131,7 @@ class SuccessSource:
 
 @dataclass
 class SimulatorSuccess:
-    """The simulator's own success in an episode that a judge decides.
+    """The simulator's success in an episode with a model-based success detector.
 
     Attributes:
         once: its predicate held at some step.
@@ -153,7 +149,7 @@ class EpisodeSuccess:
     frames the earlier verdict holds; so it does if a question is not answered.
 
     Attributes:
-        simulator: the simulator's own success.
+        simulator: the simulator's success.
         unanswered: questions that could not be answered.
     """
 
@@ -173,11 +169,11 @@ class EpisodeSuccess:
         return [] if self._asked is None else [self._asked]
 
     def decide(self, result: ChunkResult) -> ChunkResult:
-        """The chunk with the judge's success in place of the simulator's; waits for the answer."""
+        """The chunk with the detector's success in place of the simulator's; waits for the answer."""
         steps = result.steps_executed
-        own = result.successes[:steps]
-        self.simulator.once |= bool(own.any())
-        self.simulator.at_end = bool(own[-1])
+        simulated = result.successes[:steps]
+        self.simulator.once |= bool(simulated.any())
+        self.simulator.at_end = bool(simulated[-1])
         before = self._verdict
         if self._asked is not None:
             probability = self._judge.probability(self._asked.result())

@@ -8,24 +8,24 @@ from dataclasses import dataclass
 
 @dataclass
 class _Course:
-    """The progress that one source has seen in an episode.
+    """Progress of an episode according to one source.
 
     Attributes:
-        best: best progress so far, gains below the minimum left out.
-        waited: steps since then.
-        until: step of the last measurement.
+        best: best progress so far, ignoring gains below the minimum.
+        last: step of the last measurement.
+        waited: measured steps since `best`.
     """
 
     best: float
-    until: int
+    last: int
     waited: int = 0
 
 
 class ProgressWatch:
-    """Detects that no source has seen progress in an episode for `patience` steps.
+    """Detects that no source has measured progress in an episode for `patience` steps.
 
-    Only measured steps count: a judge that answers late does not make an episode look idle. A source whose progress is
-    complete has nothing left to gain, so that it never counts as waiting.
+    Only measured steps count, so that late answers do not make an episode look stalled. A source at progress 1 never
+    counts as waiting.
 
     Args:
         patience: environment steps without progress before the episode counts as stalled.
@@ -38,13 +38,13 @@ class ProgressWatch:
         self._steps = 0
 
     def step(self, progress: Mapping[str, float | None]) -> None:
-        """Advance one step, with the progress that each source measures after it; None if it cannot say now."""
+        """Advance one step, with the progress that each source measures after it; None if not measured."""
         self._steps += 1
         for source, value in progress.items():
             if value is not None:
                 self._measured(source, self._steps, value)
             elif source in self._courses:
-                self._courses[source].until = self._steps  # an unmeasured step does not count
+                self._courses[source].last = self._steps  # an unmeasured step does not count
 
     def answered(self, source: str, measurements: Sequence[tuple[int, float]]) -> None:
         """Late measurements of a source: (number of executed steps, progress then), in order of the steps.
@@ -56,9 +56,9 @@ class ProgressWatch:
 
     def _measured(self, source: str, steps: int, value: float) -> None:
         course = self._courses.setdefault(source, _Course(value, steps))
-        if steps <= course.until:
+        if steps <= course.last:
             return
-        course.waited, course.until = course.waited + steps - course.until, steps
+        course.waited, course.last = course.waited + steps - course.last, steps
         if value >= min(1.0, course.best + self._min_gain - 1e-9):
             course.best, course.waited = value, 0
 

@@ -120,8 +120,7 @@ def gdpo(
     Raises:
         ValueError: the weights do not match the components.
     """
-    require_input("component_rewards", component_rewards, "advantage estimator 'gdpo'")
-    assert component_rewards is not None
+    component_rewards = require_input("component_rewards", component_rewards, "advantage estimator 'gdpo'")
     groups = _groups("gdpo", token_level_rewards, response_mask, group_ids)
     components = _named_components(component_rewards)
     weights = _named_weights(component_weights, list(components))
@@ -248,8 +247,7 @@ def _scores_and_groups(name: str, rewards: Tensor, mask: Tensor, group_ids: Grou
 
 
 def _groups(name: str, rewards: Tensor, mask: Tensor, group_ids: GroupIds | None) -> Groups:
-    require_input("group_ids", group_ids, f"advantage estimator {name!r}")
-    assert group_ids is not None
+    group_ids = require_input("group_ids", group_ids, f"advantage estimator {name!r}")
     check_matrix(mask)
     check_same_shape(mask, token_level_rewards=rewards)
     return Groups(group_ids, len(mask), mask.device)

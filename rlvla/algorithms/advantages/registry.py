@@ -33,7 +33,7 @@ def register_advantage_estimator(
         name: for --advantage_estimator.
         options: frozen dataclass of `rlvla.options.arg` fields, which become flags; the function receives their values
             as keyword arguments.
-        per_episode: all columns of an episode have the same advantage, whatever the advantage level.
+        per_episode: all columns of an episode have the same advantage at any advantage level.
         allows_singletons: an estimator with `group_ids` also takes groups of one episode.
 
     Raises:

@@ -47,8 +47,7 @@ def gae(
         advantages: [B, T], whitened.
         returns: [B, T], advantage before whitening + value.
     """
-    require_input("values", values, "advantage estimator 'gae'")
-    assert values is not None
+    values = require_input("values", values, "advantage estimator 'gae'")
     _check(token_level_rewards, response_mask, gamma, values=values)
     check_number("lam", lam, low=0.0, high=1.0)
     dtype = working_dtype(token_level_rewards, values)
@@ -111,8 +110,7 @@ def remax(
         advantages: [B, T].
         returns: [B, T], the return-to-go.
     """
-    require_input("reward_baselines", reward_baselines, "advantage estimator 'remax'")
-    assert reward_baselines is not None
+    reward_baselines = require_input("reward_baselines", reward_baselines, "advantage estimator 'remax'")
     _check(token_level_rewards, response_mask, 1.0)
     if tuple(reward_baselines.shape) != tuple(response_mask.shape[:1]):
         raise ValueError(

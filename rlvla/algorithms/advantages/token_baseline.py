@@ -64,10 +64,10 @@ def optimal_token_baseline(
         advantages: [B, T].
         returns: [B, T], the undiscounted return-to-go.
     """
-    needed = {"group_ids": group_ids, "old_log_probs": old_log_probs, "sum_pi_squared": sum_pi_squared}
-    for name, value in needed.items():
-        require_input(name, value, "advantage estimator 'optimal_token_baseline'")
-    assert group_ids is not None and old_log_probs is not None and sum_pi_squared is not None
+    user = "advantage estimator 'optimal_token_baseline'"
+    group_ids = require_input("group_ids", group_ids, user)
+    old_log_probs = require_input("old_log_probs", old_log_probs, user)
+    sum_pi_squared = require_input("sum_pi_squared", sum_pi_squared, user)
     mask = response_mask
     check_matrix(mask)
     check_same_shape(

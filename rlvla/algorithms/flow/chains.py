@@ -1,4 +1,4 @@
-"""Chains of denoising steps: sampling them and scoring what was sampled, through the same step function."""
+"""Sampling and scoring of chains of denoising steps, through the same step function."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class FlowSampling:
 
 @dataclass(frozen=True)
 class ScoredSteps:
-    """The distributions of the stored steps of a chain and the log-density of what was sampled from them.
+    """Distributions of the stored steps of a chain and the log-densities of their samples.
 
     R is 1 if one step is noisy, K if all are.
 
@@ -124,7 +124,7 @@ def sample_chain(
     mask: Tensor | None = None,
     noise_level: float | Tensor = 0.5,
 ) -> tuple[dict[str, Tensor], ScoredSteps]:
-    """Denoise x_1 step by step and record what `score_chain` needs.
+    """Denoise x_1 step by step and record the trace for `score_chain`.
 
     Args:
         velocity: see `Velocity`; called K times with R = 1.
@@ -182,7 +182,7 @@ def score_chain(
     mask: Tensor | None = None,
     noise_level: float | Tensor = 0.5,
 ) -> ScoredSteps:
-    """Log-densities of sampled chains under the current velocity; those of `sample_chain` if it is unchanged.
+    """Log-densities of sampled chains under the current velocity; equal to those of `sample_chain` if unchanged.
 
     Args:
         velocity: see `Velocity`; called once, with R = 1 for one noisy step and R = K for all.
@@ -307,10 +307,11 @@ class _Step:
 
     def _random(self, noisy: Tensor | None) -> Tensor | None:
         """Which elements carry noise, broadcastable to [B, R, A, D]; None: all."""
-        parts = [] if self._mask is None else [self._mask.unsqueeze(1)]
-        if noisy is not None:
-            parts.append(noisy.view(-1, 1, 1, 1))
-        return None if not parts else parts[0] if len(parts) == 1 else parts[0] & parts[1]
+        mask = None if self._mask is None else self._mask.unsqueeze(1)
+        if noisy is None:
+            return mask
+        noisy = noisy.view(-1, 1, 1, 1)
+        return noisy if mask is None else mask & noisy
 
 
 def _scored(x_next: Tensor, mean: Tensor, std: Tensor) -> ScoredSteps:

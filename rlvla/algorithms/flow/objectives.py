@@ -1,4 +1,4 @@
-"""Objectives that only flow-matching policies have: DPPO, FPO and NFT."""
+"""Objectives of flow-matching policies: DPPO, FPO and NFT."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def nft_loss(
     weight: float | Tensor = 1.0,
     reduction: str = "mean",
 ) -> Tensor:
-    """Regress the mean of a sampled step on where it went, with a mirrored velocity for what failed (pi-StepNFT).
+    """Regression of a step's mean on its sample, with a mirrored velocity for failures (pi-StepNFT).
 
     With v+ = v_old + beta (v - v_old) and v- = v_old - beta (v - v_old), the loss is r E+ + (1 - r) E-, where E+ and E-
     are the weighted mean squared errors of the step's mean under v+ and v- against x_next. At v = v_old its gradient is
@@ -182,8 +182,8 @@ def nft_loss(
     Args:
         v: [..., A, D] velocity of the trained policy at (x, t), with gradient.
         v_old: velocity of the policy that sampled.
-        x: where the step started.
-        x_next: where it went.
+        x: start of the step.
+        x_next: its sample.
         t: see `step_distribution`.
         d: see `step_distribution`.
         reward: r in [0, 1]: success, or `nft_reward` of an advantage; a number or with the dimensions [...].
@@ -233,7 +233,7 @@ def nft_loss(
 
 
 def mirrored_terms(mean: Tensor, mean_old: Tensor, x_next: Tensor, std: Tensor) -> dict[str, Tensor]:
-    """What `nft_loss` with weights 1 / std^2 is made of, for each element; see `mirrored_loss`.
+    """Element-wise terms of `nft_loss` with weights 1 / std^2, see `mirrored_loss`.
 
     With u = (mean - mean_old) / std and z = (x_next - mean_old) / std: `shift` u^2, twice the KL from the old step to
     the new one; `agreement` u z; `residual` z^2.
@@ -241,7 +241,7 @@ def mirrored_terms(mean: Tensor, mean_old: Tensor, x_next: Tensor, std: Tensor) 
     Args:
         mean: of the step under the trained policy, with gradient.
         mean_old: same shape, under the policy that sampled.
-        x_next: same shape, where the step went.
+        x_next: same shape, the sample of the step.
         std: same shape; elements where it is 0 contribute 0 and get no gradient.
 
     Returns:

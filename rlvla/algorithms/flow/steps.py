@@ -157,7 +157,7 @@ def step_distribution(
 def gaussian_log_prob(x_next: Tensor, mean: Tensor, std: float | Tensor) -> Tensor:
     """Log-density of each element under a normal distribution, in nats.
 
-    An element with standard deviation 0 is not random: it contributes 0 and receives no gradient, whatever its value.
+    An element with standard deviation 0 is not random: it contributes 0 and receives no gradient.
 
     Args:
         x_next: [..., A, D].

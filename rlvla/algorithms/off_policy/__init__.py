@@ -1,7 +1,7 @@
 """The math of off-policy actor-critic learning (SAC, RLPD, DSRL): pure functions on tensors.
 
 Shapes: B rows, M critics, n action primitives, D parameters of a primitive (or dimensions of a plain action). A policy
-over primitives is pi(k | s) pi(x | s, k); plain SAC has no primitives, and `log_probs` are those of its actions.
+over primitives is pi(k | s) pi(x | s, k); plain SAC has no primitives, and `log_probs` belong to its actions.
 """
 
 from rlvla.algorithms.off_policy.augmentation import random_shift

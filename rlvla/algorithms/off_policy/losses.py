@@ -91,8 +91,8 @@ def actor_loss(
     """
     primitives = primitive_log_probs is not None
     if q_values.dim() != 2 + primitives:
-        wanted = "[M, B, n] with primitives" if primitives else "[M, B] without primitives"
-        raise ValueError(f"q_values has shape {list(q_values.shape)}; it must be {wanted}")
+        expected = "[M, B, n] with primitives" if primitives else "[M, B] without primitives"
+        raise ValueError(f"q_values has shape {list(q_values.shape)}; it must be {expected}")
     rows = _rows(q_values[0, :, 0] if primitives else q_values[0], mask)
     entries = rows.unsqueeze(-1) if primitives else rows
     dtype = working_dtype(q_values, log_probs, primitive_log_probs)

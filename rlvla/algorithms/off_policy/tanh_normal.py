@@ -1,7 +1,7 @@
 """tanh of a normal variable: bounded actions with a density (Haarnoja et al. 2018, arXiv 1812.05905, appendix C).
 
 All functions work element by element. Elements outside a mask are exactly 0, in actions and log-probs, and receive no
-gradient, whatever their mean and standard deviation are.
+gradient, for any mean and standard deviation.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def tanh_normal_log_prob(actions: Tensor, mean: Tensor, log_std: Tensor, mask: T
 
 
 def tanh_normal_entropy(mean: Tensor, log_std: Tensor, noise: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Unbiased estimate of the entropy: that of the normal variable is exact, E[log(1 - tanh(u)^2)] sampled.
+    """Unbiased estimate of the entropy: exact for the normal variable, sampled for E[log(1 - tanh(u)^2)].
 
     There is no closed form. The variance is below that of -log-prob where the standard deviation is below about 0.5.
 

@@ -134,7 +134,7 @@ def choose_for_kl_cov(
     cov_ratio: float = 2e-4,
     **extra: Any,
 ) -> Tensor:
-    """Tokens that `kl_cov` penalizes, [B, T] bool: those of highest (A - mean A)(log_prob - mean log_prob).
+    """Tokens that `kl_cov` penalizes, [B, T] bool: the highest (A - mean A)(log_prob - mean log_prob).
 
     Args:
         cov_ratio: fraction of the valid tokens to select (at least 1 token), in (0, 1].

@@ -1,4 +1,4 @@
-"""Losses that only flow-matching policies have: DPPO and FPO."""
+"""Losses of flow-matching policies: DPPO and FPO."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def dppo(
     rollout_weights: Tensor | None = None,
     **extra: Any,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Each denoising step is a step of an MDP, with a ratio of its own (DPPO, Ren et al. 2024, arXiv 2409.00588).
+    """Clipped surrogate with a ratio for each denoising step (DPPO, Ren et al. 2024, arXiv 2409.00588).
 
     The mean over the S steps of `rlvla.algorithms.flow.dppo_loss`, with the row's mean advantage. Always averaged over
     rows, as in `geo_mean`; there is no per-token loss.
@@ -113,7 +113,7 @@ def fpo(
     rows, as in `geo_mean`; there is no per-token loss.
 
     Args:
-        log_probs: [B, T], the parts of minus the mean flow-matching loss of a row; those of actions that were not
+        log_probs: [B, T], terms whose sum is minus the mean flow-matching loss of a row; terms of actions that were not
             executed are outside the mask.
         fpo_clip: the ratio is clipped to 1 +- this.
 
