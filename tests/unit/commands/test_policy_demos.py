@@ -118,7 +118,7 @@ def test_success_is_what_the_policy_is_asked_for(policy_folder: Path, tmp_path: 
 
 
 REFUSED = {
-    "suite": (["--task_suite_name", "toy_reach"], "was trained in robosuite, and --task_suite_name names toy_reach"),
+    "suite": (["--task_suite_name", "toy_reach"], "was trained in robosuite, not in --task_suite_name toy_reach"),
     "task": (["--task_ids", "0", "3"], "was trained on 0 (Lift), and --task_ids names 3"),
     "expert": (["--noise_std", "0.1"], "--noise_std 0.1: --policy plays, not the scripted expert"),
     "actions": (["--action_space", "primitives"], "--action_space: the actions are those of --policy"),
