@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from rlvla.rewards.truncation import ProgressWatch
 from rlvla.rewards.vlm.questions import question_named
 from rlvla.utils.cli.flags import no_effect_problems
 from rlvla.utils.errors import ConfigError, Problem
+from rlvla.utils.terminal import log
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -252,6 +254,12 @@ def _shared_servers(sources: Sequence[Any]) -> list[Any]:
     return list(servers.values())
 
 
+@cache
+def _note_old_hook(source: type) -> None:
+    """Warn once per class of a user."""
+    log.warning(f"{source.__name__}.look_at_end is called query_final_frame now; the old name goes with release 0.4")
+
+
 @dataclass(frozen=True)
 class PaidRewards:
     """The rewards of an episode.
@@ -311,8 +319,14 @@ class EpisodeRewards:
 
     def query_final_frame(self, result: ChunkResult) -> list[Future[Any]]:
         """Notify the sources before scoring a chunk that a success detector ended the episode with it; as `look`."""
-        looking = [source for source in self._episodes.values() if hasattr(source, "query_final_frame")]
-        return [answer for source in looking for answer in source.query_final_frame(result)]
+        answers: list[Future[Any]] = []
+        for source in self._episodes.values():
+            if hasattr(source, "query_final_frame"):
+                answers += source.query_final_frame(result)
+            elif hasattr(source, "look_at_end"):
+                _note_old_hook(type(source))
+                answers += source.look_at_end(result)
+        return answers
 
     def score_chunk(self, result: ChunkResult) -> dict[str, np.ndarray]:
         """Weighted reward of each source for a chunk, name -> [A] float32; 0 where not executed or not yet known.

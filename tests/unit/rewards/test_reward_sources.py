@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from rlvla.envs import list_tasks
 from rlvla.rewards import RewardConfig, RewardPlan, StepInfo, parse_rewards, register_reward, reward_names
 from rlvla.rewards import base as base_module
+from rlvla.rewards.base import EpisodeStart
 from rlvla.rewards.machine_source import MachineSource
 from rlvla.rewards.schedule import fraction_done, parse_schedules
 from rlvla.rewards.truncation import ProgressWatch
@@ -97,6 +99,19 @@ def test_life_of_a_source(recorder: type[Recorder]) -> None:
         (True, frozenset(), StepInfo(True, False, True)),
         "released",
     ]
+
+
+@pytest.mark.parametrize("name", ["query_final_frame", "look_at_end"])
+def test_hook_before_the_final_frame_is_scored(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The name of release 0.2 still works, with one warning."""
+    answer: Future[float] = Future()
+    monkeypatch.setattr(RecorderEpisode, name, lambda self, result: [answer], raising=False)
+    for _ in range(2):
+        episode = RewardPlan({"recorder": 1.0}).begin(TASK, EpisodeStart())
+        assert episode.query_final_frame(make_chunk(NOTHING, terminated=True)) == [answer]
+    assert capsys.readouterr().err.count("look_at_end is called query_final_frame") == (name == "look_at_end")
 
 
 def test_late_rewards_find_their_steps(recorder: type[Recorder]) -> None:
