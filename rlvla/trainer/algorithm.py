@@ -208,7 +208,7 @@ class Algorithm:
         """Restore a `state_dict`; `state` may contain further keys."""
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Further tensors for checkpoints besides those of `engines`: group -> name -> tensor, equal on all ranks."""
+        """Tensors for checkpoints in addition to `engines`: group -> name -> tensor, equal on all ranks."""
         return {}
 
     def load_tensors(self, tensors: Mapping[str, dict[str, Tensor]]) -> None:

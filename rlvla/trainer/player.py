@@ -150,7 +150,7 @@ class AsyncPlayer(Player):
         super().__init__(rollout, strategy, signals, batch, backend)
 
     def begin(self, iteration: int) -> None:
-        """Begin an iteration; the thread starts those of the rewards."""
+        """Begin an iteration; the thread begins it for the rewards."""
         self._clear(iteration)
 
     def _played(

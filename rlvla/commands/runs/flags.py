@@ -85,7 +85,7 @@ class TrainingRun:
     @classmethod
     def from_namespace(cls, namespace: Namespace) -> Self:
         """The flags as parsed; `given` is taken from the namespace if it is there."""
-        groups = {name: from_namespace(kind, namespace) for name, kind in cls.kinds().items()}
+        groups: dict[str, Any] = {name: from_namespace(kind, namespace) for name, kind in cls.kinds().items()}
         unselected: dict[str, Any] = {}
         for group in groups.values():
             unselected |= unselected_options(group, namespace)

@@ -145,7 +145,7 @@ class SAC(Algorithm):
 
     # ------------------------------------------------------------------------------------------------ playing
     def plan(self, iteration: int) -> Plan | None:
-        """The episodes of this rank; the first ones of a run are played at random."""
+        """The episodes of this rank; the first ones of a run have random actions."""
         self._policy.random_actions = self._policy.random_primitives = False
         if self._played:
             self._played = False
@@ -159,7 +159,7 @@ class SAC(Algorithm):
         return Plan(self._sampler.at(range(first, first + share)))
 
     def interrupt(self) -> None:
-        """The iteration is planned again."""
+        """Discard the plan."""
         self._played = self._policy.random_actions = self._policy.random_primitives = False
 
     def ingest(self, samples: Sequence[Sample]) -> None:
