@@ -263,7 +263,7 @@ def _replay_findings(path: str, names: Sequence[str], played: Sequence[Repetitio
 
 
 def _excused(check: Check) -> list[Finding]:
-    """The findings; unusual actions are demoted to a note if they succeed again."""
+    """The findings, with unusual actions demoted to a note if they succeed in replay."""
     good = [one for one in check.replayed if one.recorded]
     if len(good) < _CONVINCING or not all(one.replayed for one in good):
         return check.findings

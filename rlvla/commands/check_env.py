@@ -206,7 +206,7 @@ def problems_of(env: EnvConfig, config: CheckConfig, workers: WorkerConfig) -> l
 def run_check(
     env: EnvConfig, config: CheckConfig, workers: WorkerConfig, custom_modules: Sequence[str] = ()
 ) -> list[TaskCheck]:
-    """Check all tasks, or those of `--task_ids`; prints a line per task and writes the contact sheet.
+    """Check the selected tasks, by default all; prints a line per task and writes the contact sheet.
 
     Raises:
         ConfigError: there are mistakes in the flags.

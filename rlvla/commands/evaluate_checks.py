@@ -182,7 +182,7 @@ def _merged(of_suites: Mapping[str | None, Sequence[Problem]], suites: int) -> l
 
 
 def _conditions(env: EnvConfig, config: EvalConfig) -> list[tuple[EnvConfig, dict[str, str]]]:
-    """All combinations of perturbations (those of the flags, or none and each alone), instructions and images."""
+    """All combinations of perturbations (as given, or none and each alone), instructions and images."""
     perturbed = [env]
     if config.each_perturbation:
         kinds = [(), *((kind,) for kind in env.options.get("perturb", ()))]

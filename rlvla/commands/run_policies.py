@@ -1,8 +1,7 @@
-"""The policy of a run folder: where a command takes the folder of a policy, it may be given that of a run."""
+"""The policy of a run folder, which commands accept in place of a policy folder."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -57,7 +56,7 @@ def policy_folder(folder: str, flag: str = "pretrain") -> str:
     """The policy folder that a flag such as --pretrain means; `flag` is the one to report.
 
     For the folder of a run that is its newest policy: `policy/`, or that of the newest checkpoint if it is newer, which
-    is taken from the checkpoint if it was not exported before. What was chosen is logged. Any other path is returned
+    is taken from the checkpoint if it was not exported before. The choice is logged. Any other path is returned
     unchanged.
 
     Raises:
@@ -90,7 +89,7 @@ def policy_folder(folder: str, flag: str = "pretrain") -> str:
 
 
 def with_policy_folder(flags: PPORun) -> PPORun:
-    """The flags with the `policy_folder` of --pretrain and --critic_pretrain; a resumed run keeps what it started from.
+    """The flags with the `policy_folder` of --pretrain and --critic_pretrain; a resumed run keeps its start.
 
     What the family trains by default is filled in, see `PolicyFamily.reinforced`.
 
@@ -187,9 +186,8 @@ def export_checkpoint(run: Path, output: str | Path | None = None, name: str | N
     if checkpoint is None:
         raise ConfigError(f"{folder} holds no checkpoint; --save_steps of train_ppo_vla.py writes some during training")
     target = run / EXPORTED / checkpoint.name if output is None else Path(output)
-    in_the_way = None if output is None else output_folder_problem(target)
-    if in_the_way:
-        raise ConfigError.of("output", "folder_in_use", f"--output: {in_the_way}")
+    if output is not None and (problem := output_folder_problem(target)):
+        raise ConfigError.of("output", "folder_in_use", f"--output: {problem}")
     _export(run, checkpoint, target)
     return checkpoint, target
 
@@ -264,12 +262,9 @@ def recorded_run(run: Path) -> PPORun:
             python = typed.get("env_python") if isinstance(typed, dict) else None
             made[name] = replace(EnvConfig().completed(groups.get("env", {})), env_python=python)
             continue
-        made[name] = _group(kind, anywhere | groups.get(name, {}))
+        values = anywhere | groups.get(name, {})
+        made[name] = from_values(kind, {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()})
     return PPORun(**made)
-
-
-def _group(kind: type, values: Mapping[str, Any]) -> Any:
-    return from_values(kind, {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
 
 
 def checkpoint_folder(run: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Running `cli/train_rm_vla.py`: checks, model, trainer, and the final summary."""
+"""Training of a reward model, for `cli/train_rm_vla.py`: checks, model, trainer, and the final summary."""
 
 from __future__ import annotations
 

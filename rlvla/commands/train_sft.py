@@ -1,4 +1,4 @@
-"""Running `cli/train_sft_vla.py`: checks, model, trainer, and the final summary."""
+"""Supervised fine-tuning, for `cli/train_sft_vla.py`: checks, model, trainer, and the final summary."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def _warn_of_another_suite(demos: Demonstrations, pretrain: str) -> None:
 
 
 def _next_command(verdict: Verdict, policy: Path, run: SFTRunConfig, config: SFTConfig, demos: Demonstrations) -> str:
-    """The command that the verdict suggests: reinforcement learning, or more of what is missing, or an evaluation."""
+    """The command that the verdict suggests: reinforcement learning, more epochs or data, or an evaluation."""
     as_it_is = verdict.rl in ("ready", "saturated") or (verdict.rl is None and verdict.learned)
     first = None if as_it_is else verdict.missing[:1]
     if first == ("epochs",):
@@ -225,9 +225,9 @@ def _episodes(
     if not new:
         with suppress(ConfigError):  # reported with the checkpoint
             reads_proprio = bool(check_checkpoint(run.pretrain, run.unnorm_key).spec.proprio_dim)
-    seen_as = {"cameras": list(run.cameras or demos.env_args["cameras"]), "use_proprio": reads_proprio}
-    seen_as["image_size"] = demos.images[0].shape[2]
-    env = replace(EnvConfig().completed(demos.env_args | seen_as), env_python=validation.env_python)
+    inputs = {"cameras": list(run.cameras or demos.env_args["cameras"]), "use_proprio": reads_proprio}
+    inputs["image_size"] = demos.images[0].shape[2]
+    env = replace(EnvConfig().completed(demos.env_args | inputs), env_python=validation.env_python)
     try:
         tasks = env.tasks()
     except ConfigError as error:
@@ -240,13 +240,13 @@ def _episodes(
     dims, demonstrated = sorted({task.action_dim for task in tasks}), demos.actions[0].shape[1]
     if dims != [demonstrated]:
         differences.append(f"actions of {env.suite} have {dims} dimensions, those of the demonstrations {demonstrated}")
-    start = f"--eval_epochs {validation.eval_epochs}"
-    problems = [Problem("eval_epochs", "mismatch", f"{start}: {why}; leave it out") for why in differences]
-    seen: dict[int, set[int]] = {}
+    flag = f"--eval_epochs {validation.eval_epochs}"
+    problems = [Problem("eval_epochs", "mismatch", f"{flag}: {why}; leave it out") for why in differences]
+    demonstrated_states: dict[int, set[int]] = {}
     for task_id, state in demos.init_states:
-        seen.setdefault(task_id, set()).add(state)
+        demonstrated_states.setdefault(task_id, set()).add(state)
     before = () if new else tuple(learned_states(recorded_environment(run.pretrain)) or ())
-    states = UnseenStates({task: frozenset(ids) for task, ids in seen.items()}, before)
+    states = UnseenStates({task: frozenset(ids) for task, ids in demonstrated_states.items()}, before)
     for task in tasks:
         try:
             states.eval_states(task, validation.eval_episodes)
@@ -292,17 +292,17 @@ def _checkpoint(run: SFTRunConfig, tiny: NewModelConfig, demos: Demonstrations) 
 
 def _record(demos: Demonstrations, run: SFTRunConfig, actor: Policy, before: Sequence[LearnedStates]) -> PolicyRecord:
     """The record of the trained policy, with the initial states of the demonstrations and of the checkpoint."""
-    seen_as = {
+    inputs = {
         "cameras": list(run.cameras or demos.env_args["cameras"]),
         "use_proprio": bool(actor.spec.proprio_dim),
     }
-    return PolicyRecord(EnvConfig().completed(demos.env_args | seen_as), (*before, *demos.states_learned_from))
+    return PolicyRecord(EnvConfig().completed(demos.env_args | inputs), (*before, *demos.states_learned_from))
 
 
 def _overrides(
     folder: str | Path, run: SFTRunConfig, tiny: NewModelConfig, demos: Demonstrations | None
 ) -> dict[str, Any]:
-    """Settings that replace those of a checkpoint folder; its cameras are kept if `demos` is None."""
+    """Settings that replace those of a checkpoint folder; without `demos`, not its cameras."""
     cameras = () if demos is None else run.cameras or demos.env_args.get("cameras") or ()
     flags = SimpleNamespace(
         center_crop=run.center_crop,
