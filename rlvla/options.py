@@ -262,7 +262,7 @@ def registered_options(config: Any) -> list[Any]:
 
 
 def flag_values(config: Any) -> Iterator[tuple[dataclasses.Field, Any]]:
-    """The fields of a configuration that are flags, with their values, those of registered options included."""
+    """The fields of a configuration that are flags, with their values, including registered options."""
     for part in (config, *registered_options(config)):
         for option in dataclasses.fields(part):
             if "help" in option.metadata:

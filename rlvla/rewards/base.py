@@ -90,6 +90,7 @@ class EpisodeReward(Protocol):
 
     def release(self) -> None:
         """The episode is over; free all resources."""
+        return None
 
 
 @runtime_checkable

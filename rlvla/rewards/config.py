@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rlvla.options import Condition, arg, equals, every, fill_selected, from_values, given, switched_on
@@ -27,6 +28,9 @@ _WITH_MODEL = Condition(
     ),
     "there is no rm_model in --reward, and --success_source is not rm_model",
 )
+
+
+_machine_arg = partial(arg, of=("reward", "rm"), read_if=_WITH_MACHINE)
 
 
 @dataclass(frozen=True)
@@ -99,118 +103,70 @@ class RewardConfig(VLMConfig, ScoringModelConfig):
         maximum=1,
         read_if=switched_on("dynamic_truncation"),
     )
-    rm_machine: str = arg(
+    rm_machine: str = _machine_arg(
         "auto",
         "lift, stack, door, pick_place, wipe, nut, cleanup, peg_in_hole, auto (that of the task), or a file "
         "(.yaml, .json) that declares states, edges, validators and potentials",
         metavar="NAME|FILE",
-        of=("reward", "rm"),
-        read_if=_WITH_MACHINE,
     )
-    rm_formula: str | None = arg(
+    rm_formula: str | None = _machine_arg(
         None,
         "an LTLf formula over the environment's events instead, e.g. 'F(grasped & F lifted)' (default: none)",
         lines=True,
-        of=("reward", "rm"),
-        read_if=_WITH_MACHINE,
     )
-    rm_goal_order: str = arg(
-        "any",
-        "order in which the predicates of LIBERO's goals must be reached",
-        choices=("any", "listed"),
-        of=("reward", "rm"),
-        read_if=_WITH_MACHINE,
+    rm_goal_order: str = _machine_arg(
+        "any", "order in which the predicates of LIBERO's goals must be reached", choices=("any", "listed")
     )
-    rm_goal_stages: str = arg(
+    rm_goal_stages: str = _machine_arg(
         "predicates",
         "stages of the machines of LIBERO's goals: the predicates; manipulation: for each object to be moved also "
         "grasping and lifting it",
         choices=GOAL_STAGES,
-        of=("reward", "rm"),
-        read_if=_WITH_MACHINE,
     )
-    rm_validation: bool = arg(
-        True,
-        "fall back when a state's validator is violated for --rm_grace steps",
-        of=("reward", "rm"),
-        read_if=_WITH_MACHINE,
+    rm_validation: bool = _machine_arg(True, "fall back when a state's validator is violated for --rm_grace steps")
+    rm_mode: str = _machine_arg("hybrid", "composition of the reward", choices=MODES)
+    rm_order: str = _machine_arg(
+        "transition_first", "whether edges or validators come first within a step", choices=ORDERS
     )
-    rm_mode: str = arg("hybrid", "composition of the reward", choices=MODES, of=("reward", "rm"), read_if=_WITH_MACHINE)
-    rm_order: str = arg(
-        "transition_first",
-        "whether edges or validators come first within a step",
-        choices=ORDERS,
-        of=("reward", "rm"),
-        read_if=_WITH_MACHINE,
+    rm_advance: str = _machine_arg("one", "edges taken per step, for machines that are not formulas", choices=ADVANCES)
+    rm_grace: int | None = _machine_arg(
+        None, "consecutive violating steps before a fallback (default: a quarter of a second)", minimum=0
     )
-    rm_advance: str = arg(
-        "one",
-        "edges taken per step, for machines that are not formulas",
-        choices=ADVANCES,
-        of=("reward", "rm"),
-        read_if=_WITH_MACHINE,
-    )
-    rm_grace: int | None = arg(
-        None,
-        "consecutive violating steps before a fallback (default: a quarter of a second)",
-        minimum=0,
-        of=("reward", "rm"),
-        read_if=_WITH_MACHINE,
-    )
-    rm_credit: str = arg(
-        "first_visit",
-        "when an edge pays its transition reward",
-        choices=CREDITS,
-        of=("reward", "rm"),
-        read_if=_WITH_MACHINE,
-    )
-    rm_state_input: str = arg(
+    rm_credit: str = _machine_arg("first_visit", "when an edge pays its transition reward", choices=CREDITS)
+    rm_state_input: str = _machine_arg(
         "none",
         "show the policy the machine's state, as a phrase of its prompt ('..., stage u1') or one-hot after its "
         "proprio; recorded with the policy and used by evaluations",
         choices=STATE_INPUTS,
-        of=("reward", "rm"),
-        read_if=_WITH_MACHINE,
     )
-    rm_propositions: str = arg(
+    rm_propositions: str = _machine_arg(
         "simulator",
         "source of the propositions: the simulator, or vlm: a yes-no question to --vlm_model about each",
         choices=PROPOSITIONS,
-        of=("reward", "rm"),
-        read_if=_WITH_MACHINE,
     )
-    rm_propositions_every: int = arg(
+    rm_propositions_every: int = _machine_arg(
         1,
         "decisions between frames shown to the VLM; the last frame of an episode always is",
         minimum=1,
-        of=("reward", "rm"),
         read_if=_WITH_VLM_PROPOSITIONS,
     )
-    rm_propositions_wait: bool = arg(
+    rm_propositions_wait: bool = _machine_arg(
         False,
         "wait for the VLM's answers before the next action, so that the machine can end the episode; otherwise the "
         "machine runs after the episode",
-        of=("reward", "rm"),
         read_if=_WITH_VLM_PROPOSITIONS,
     )
-    rm_sentences: tuple[str, ...] = arg(
+    rm_sentences: tuple[str, ...] = _machine_arg(
         (),
         "sentences for the VLM in place of the built-in ones; may define new propositions for --rm_formula",
         metavar="NAME=SENTENCE",
-        of=("reward", "rm"),
         read_if=_WITH_VLM_PROPOSITIONS,
     )
-    rm_transition_reward: float = arg(0.25, "reward of an edge", of=("reward", "rm"), read_if=_WITH_MACHINE)
-    rm_terminal_reward: float = arg(1.0, "reward of the goal, once", of=("reward", "rm"), read_if=_WITH_MACHINE)
-    rm_potential_scale: float = arg(
-        0.1, "factor of the shaping (mode hybrid)", minimum=0, of=("reward", "rm"), read_if=_WITH_MACHINE
-    )
-    rm_after_success: str = arg(
-        "terminate",
-        "at the goal: stay, or run on and fall back when success is lost",
-        choices=AFTER_SUCCESS,
-        of=("reward", "rm"),
-        read_if=_WITH_MACHINE,
+    rm_transition_reward: float = _machine_arg(0.25, "reward of an edge")
+    rm_terminal_reward: float = _machine_arg(1.0, "reward of the goal, once")
+    rm_potential_scale: float = _machine_arg(0.1, "factor of the shaping (mode hybrid)", minimum=0)
+    rm_after_success: str = _machine_arg(
+        "terminate", "at the goal: stay, or run on and fall back when success is lost", choices=AFTER_SUCCESS
     )
     rm_model_pay: str = arg(
         "progress",

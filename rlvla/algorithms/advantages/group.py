@@ -120,9 +120,10 @@ def gdpo(
     Raises:
         ValueError: the weights do not match the components.
     """
-    component_rewards = require_input("component_rewards", component_rewards, "advantage estimator 'gdpo'")
-    groups = _groups("gdpo", token_level_rewards, response_mask, group_ids)
+    require_input("component_rewards", component_rewards, "advantage estimator 'gdpo'")
+    assert component_rewards is not None
     components = _named_components(component_rewards)
+    groups = _groups("gdpo", token_level_rewards, response_mask, group_ids)
     weights = _named_weights(component_weights, list(components))
     total = torch.zeros(len(response_mask), dtype=torch.float64, device=response_mask.device)
     for name, rewards in components.items():
@@ -247,7 +248,8 @@ def _scores_and_groups(name: str, rewards: Tensor, mask: Tensor, group_ids: Grou
 
 
 def _groups(name: str, rewards: Tensor, mask: Tensor, group_ids: GroupIds | None) -> Groups:
-    group_ids = require_input("group_ids", group_ids, f"advantage estimator {name!r}")
+    require_input("group_ids", group_ids, f"advantage estimator {name!r}")
+    assert group_ids is not None
     check_matrix(mask)
     check_same_shape(mask, token_level_rewards=rewards)
     return Groups(group_ids, len(mask), mask.device)

@@ -65,7 +65,8 @@ def optimal_token_baseline(
         returns: [B, T], the undiscounted return-to-go.
     """
     user = "advantage estimator 'optimal_token_baseline'"
-    group_ids = require_input("group_ids", group_ids, user)
+    require_input("group_ids", group_ids, user)
+    assert group_ids is not None
     old_log_probs = require_input("old_log_probs", old_log_probs, user)
     sum_pi_squared = require_input("sum_pi_squared", sum_pi_squared, user)
     mask = response_mask

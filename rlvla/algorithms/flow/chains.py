@@ -182,7 +182,7 @@ def score_chain(
     mask: Tensor | None = None,
     noise_level: float | Tensor = 0.5,
 ) -> ScoredSteps:
-    """Log-densities of sampled chains under the current velocity; equal to those of `sample_chain` if unchanged.
+    """Log-densities of sampled chains under the current velocity; equal to the recorded ones if unchanged.
 
     Args:
         velocity: see `Velocity`; called once, with R = 1 for one noisy step and R = K for all.

@@ -408,7 +408,7 @@ def argument(field: dataclasses.Field, hint: Any, text: str, default: Any) -> di
 
 
 def flag_fields(config: type) -> dict[str, dataclasses.Field]:
-    """The flags of a configuration by name, those of all registered options included."""
+    """The flags of a configuration by name, including all registered options."""
     fields: dict[str, dataclasses.Field] = {}
     for field in dataclasses.fields(config):
         if "registry" in field.metadata:

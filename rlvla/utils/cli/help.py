@@ -149,7 +149,7 @@ def _entry(action: argparse.Action, aliases: Collection[str], briefly: bool) -> 
 
 def _with_values(action: argparse.Action, options: Sequence[str]) -> str:
     """A flag as typed: `--pair LOW HIGH`, `--names [NAME ...]`, `--quiet, --no-quiet`."""
-    metavar = action.metavar or ("{" + ",".join(map(str, action.choices)) + "}" if action.choices else action.dest)
+    metavar: Any = action.metavar or ("{" + ",".join(map(str, action.choices)) + "}" if action.choices else action.dest)
     forms: dict[Any, str] = {
         None: metavar,
         "?": f"[{metavar}]",
