@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from rlvla.options import registered_options
 from rlvla.utils.cli.programs import command_line
 from rlvla.utils.data_files import read_yaml
 from rlvla.utils.errors import ConfigError
@@ -99,14 +100,14 @@ def _resolved(config: Any) -> Iterator[tuple[str, Any, bool]]:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if "registry" in field.metadata:
-            for options in value if "every" in field.metadata else () if value is None else (value,):
-                yield from _resolved(options)
             continue
         suite_options = isinstance(value, Mapping)
         for name, one in (value if suite_options else {field.name: value}).items():
             if one is not None and name not in _SET_BY_LAUNCHER and not (one == () and field.default == ()):
                 default = not suite_options and one == field.default
                 yield name, list(one) if isinstance(one, tuple) else one, default
+    for options in registered_options(config):
+        yield from _resolved(options)
 
 
 def telling_flags(configs: Sequence[Any]) -> list[str]:
