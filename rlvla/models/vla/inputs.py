@@ -127,11 +127,13 @@ class VLAInputs(StatisticsCodec):
     def prepare(self, images: np.ndarray, proprio: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
         """See `RolloutPolicy.prepare`."""
         config, size = self.config, self.config.image_size
-        if config.image_preprocessing == "libero":
-            flat = np.stack([libero_image(image, size) for image in images.reshape(-1, *images.shape[-3:])])
-            images = flat.reshape(*images.shape[:-3], *flat.shape[-3:])
-        if config.center_crop:
-            images = center_crop(torch.from_numpy(images), CENTER_CROP_SCALE, size).numpy()
+        if config.image_preprocessing == "libero" or config.center_crop:
+            # Image by image: the crop computes in float32, and `images` may be all frames of a data set.
+            prepared = np.empty((*images.shape[:-3], size, size, 3), np.uint8)
+            for index in np.ndindex(images.shape[:-3]):
+                image = libero_image(images[index], size) if config.image_preprocessing == "libero" else images[index]
+                prepared[index] = center_crop(image, CENTER_CROP_SCALE, size) if config.center_crop else image
+            images = prepared
         if proprio is None or not config.use_proprio:
             return images, proprio
         return images, self.normalize_proprio(proprio)

@@ -89,6 +89,23 @@ def test_images_stay_uint8_and_follow_the_configuration(processor):
     assert processor.pixel_values(expected).shape == (12, 32, 32)
 
 
+@pytest.mark.parametrize("preprocessing", ["none", "libero"])
+def test_images_are_cropped_one_by_one(processor, monkeypatch, preprocessing):
+    """All frames of a data set in float32 would not fit in memory."""
+    processor.config.center_crop, processor.config.image_preprocessing = True, preprocessing
+    images, shapes = np.random.default_rng(0).integers(0, 256, (5, 2, 32, 32, 3), dtype=np.uint8), []
+
+    def crop(image, scale, size):
+        shapes.append(image.shape)
+        return center_crop(image, scale, size)
+
+    monkeypatch.setattr("rlvla.models.vla.inputs.center_crop", crop)
+    prepared = processor.prepare(images, None)[0]
+    assert prepared.shape == images.shape and set(shapes) == {(32, 32, 3)}
+    assert np.array_equal(prepared[3], processor.prepare(images[3], None)[0])
+    assert processor.prepare(images[:0], None)[0].shape == (0, 2, 32, 32, 3)
+
+
 def test_proprio_uses_the_statistics(processor, statistics):
     assert np.allclose(processor.normalize_proprio(statistics["toy"]["proprio"]["q01"]), -1.0)
 
