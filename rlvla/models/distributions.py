@@ -82,7 +82,8 @@ class TokenDistribution:
 
     def sample(self, noise: Tensor | None) -> PolicyOutput:
         """By inverse CDF from uniforms [B, K], or the argmax; the trace is `tokens` [B, K] int64."""
-        trace = {"tokens": pick_tokens(self._logits, self._temperature, noise)}
+        tokens = self._logits.argmax(-1) if noise is None else sample_by_inverse_cdf(self.all_log_probs, noise)
+        trace = {"tokens": tokens}
         return PolicyOutput(None, self.log_prob(trace), trace)
 
     def log_prob(self, trace: Mapping[str, Tensor]) -> Tensor:
