@@ -23,7 +23,13 @@ HEAD_LOGIT_STD = 1.7
 
 
 class ActionHead:
-    """The part of a policy that depends on how actions are sampled; it has no weights."""
+    """The part of a policy that depends on how actions are sampled; it has no weights.
+
+    By default actions are continuous. `codec` normalizes them; clipping is left to the environment.
+    """
+
+    def __init__(self, codec: Codec):
+        self._codec = codec
 
     def distribution(self, model: Any, hidden: Any, temperature: float) -> Any:
         """The `ActionDistribution` of hidden states [B, A*D, d]; `model.read_out` computes its parameters."""
@@ -37,11 +43,12 @@ class ActionHead:
 
     def environment_actions(self, output: PolicyOutput) -> np.ndarray:
         """[B, A, D] float32: the actions that the environment executes."""
-        raise NotImplementedError
+        assert output.actions is not None
+        return self._codec.unnormalize_actions(output.actions.cpu().numpy())
 
     def encode(self, actions: np.ndarray) -> dict[str, np.ndarray]:
-        """The trace of environment actions [..., A, D], as labels."""
-        raise NotImplementedError
+        """The trace of environment actions [..., A, D] as labels: `actions`, normalized, float32."""
+        return {"actions": self._codec.normalize_actions(actions)}
 
     def anneal_noise(self, end: float, progress: float) -> float:
         """See `NetworkPolicy.anneal_noise`; only with `PolicySpec.anneals_noise`."""
@@ -54,14 +61,13 @@ class ActionHead:
     @property
     def effective_columns(self) -> Tensor:
         """[K] bool: columns that can change the action."""
-        raise NotImplementedError
+        return self._codec.effective_numbers
 
 
 class TokenHead(ActionHead):
     """Discrete action tokens; `codec` discretizes actions."""
 
-    def __init__(self, codec: StatisticsCodec):
-        self._codec = codec
+    _codec: StatisticsCodec
 
     def distribution(self, model: Any, hidden: Any, temperature: float) -> TokenDistribution:
         """Categorical distributions, from the logits of the model."""
@@ -93,10 +99,7 @@ class TokenHead(ActionHead):
 
 
 class GaussianHead(ActionHead):
-    """Continuous actions around the mean of a regression head; `codec` normalizes actions."""
-
-    def __init__(self, codec: Codec):
-        self._codec = codec
+    """Continuous actions around the mean of a regression head."""
 
     def distribution(self, model: Any, hidden: Any, temperature: float) -> GaussianDistribution:
         """Gaussians, from the mean and log standard deviation of the model."""
@@ -111,20 +114,6 @@ class GaussianHead(ActionHead):
         loss = distance if options.get("sft_loss", "l1") == "l1" else -distribution.log_prob(trace)
         correct = (distance.detach() < CORRECT_WITHIN).float()
         return {"loss": loss, "error": loss.detach(), "correct": correct}
-
-    def environment_actions(self, output: PolicyOutput) -> np.ndarray:
-        """Unnormalized actions; clipping is left to the environment."""
-        assert output.actions is not None
-        return self._codec.unnormalize_actions(output.actions.cpu().numpy())
-
-    def encode(self, actions: np.ndarray) -> dict[str, np.ndarray]:
-        """`actions` [..., A, D] float32, normalized."""
-        return {"actions": self._codec.normalize_actions(actions)}
-
-    @property
-    def effective_columns(self) -> Tensor:
-        """See `StatisticsCodec.effective_numbers`."""
-        return self._codec.effective_numbers
 
 
 MISSING_OF_TOKENS = {

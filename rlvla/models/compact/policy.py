@@ -93,11 +93,10 @@ class CompactPolicy(NetworkPolicy):
     def __init__(
         self, config: CompactConfig, statistics: Mapping[str, Any], unnorm_key: str, *, value_head: bool = False
     ):
-        codec, head = compact_codec(config, statistics[unnorm_key]), ActionHead()
+        codec = compact_codec(config, statistics[unnorm_key])
+        head: ActionHead = GaussianHead(codec) if config.is_gaussian else TokenHead(codec)
         if config.is_flow:
             head = FlowHead(codec, config.flow, (config.action_chunk_len, config.action_dim))
-        else:
-            head = GaussianHead(codec) if config.is_gaussian else TokenHead(codec)
         super().__init__(compact_spec(config), codec, head)
         self.config, self._statistics = config, dict(statistics)
         self._sentences = SentenceCache(config.text_buckets)

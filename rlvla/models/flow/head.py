@@ -20,9 +20,10 @@ from rlvla.algorithms.flow import (
     target_velocity,
 )
 from rlvla.models.action_heads import CORRECT_WITHIN, MISSING_OF_DENSITIES, ActionHead
+from rlvla.models.codec import Codec
 from rlvla.models.flow.distribution import FlowDistribution, FlowMatching, noise_width
 from rlvla.models.flow.settings import FlowSettings
-from rlvla.models.policy import TRAINING_NOISE, PolicyOutput
+from rlvla.models.policy import TRAINING_NOISE
 
 # (noise, time) pairs per demonstrated chunk in the supervised loss; they share the pass over the observation.
 PAIRS = 4
@@ -40,15 +41,6 @@ MISSING_OF_ODE = {
     **dict.fromkeys(("critic", "value_head"), _NO_CRITIC),
     "temperature": "the steps of --flow_method ode have no noise to scale",
 }
-
-
-class NumberCodec(Protocol):
-    """Normalization of actions; see `StatisticsCodec` for each method."""
-
-    @property
-    def effective_numbers(self) -> Tensor: ...  # noqa: D102
-    def normalize_actions(self, actions: np.ndarray) -> np.ndarray: ...  # noqa: D102
-    def unnormalize_actions(self, actions: np.ndarray) -> np.ndarray: ...  # noqa: D102
 
 
 class VelocityModel(Protocol):
@@ -103,12 +95,13 @@ class FlowHead(ActionHead):
 
     def __init__(
         self,
-        codec: NumberCodec,
+        codec: Codec,
         settings: FlowSettings,
         chunk: tuple[int, int],
         denoised: tuple[int, int] | None = None,
     ):
-        self._codec, self.settings, self._chunk, self._denoised = codec, settings, chunk, denoised or chunk
+        super().__init__(codec)
+        self.settings, self._chunk, self._denoised = settings, chunk, denoised or chunk
         self.noise_level = settings.noise_level
 
     def distribution(self, model: Any, hidden: Any, temperature: float) -> FlowDistribution | FlowMatching:
@@ -164,17 +157,3 @@ class FlowHead(ActionHead):
         noise = torch.randn((1, PAIRS, *self._denoised), generator=generator).to(actions.device)
         uniforms = (torch.arange(PAIRS, device=actions.device) + 0.5) / PAIRS
         return noise.expand(len(actions), -1, -1, -1), uniforms.expand(len(actions), -1)
-
-    def environment_actions(self, output: PolicyOutput) -> np.ndarray:
-        """Unnormalized actions; clipping is left to the environment."""
-        assert output.actions is not None
-        return self._codec.unnormalize_actions(output.actions.cpu().numpy())
-
-    def encode(self, actions: np.ndarray) -> dict[str, np.ndarray]:
-        """`actions` [..., C, D] float32, normalized."""
-        return {"actions": self._codec.normalize_actions(actions)}
-
-    @property
-    def effective_columns(self) -> Tensor:
-        """See `StatisticsCodec.effective_numbers`."""
-        return self._codec.effective_numbers
