@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from rlvla.models.vla.checkpoint_files import ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, HEAD_PREFIX, merged_weight
-from rlvla.utils.errors import ConfigError, require
+from rlvla.utils.errors import ConfigError, Problem, require
 from rlvla.utils.files import write_atomic
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def lora_layers(vla: OpenVLAForActionPrediction, targets: Sequence[str], *, visi
         vision: whether layers of the vision towers may be included.
 
     Raises:
-        ConfigError: lists every target that matches no layer.
+        ConfigError: as in `matching_layers`.
     """
     linear = [
         name
@@ -48,18 +48,30 @@ def lora_layers(vla: OpenVLAForActionPrediction, targets: Sequence[str], *, visi
     ]
     if not vision:
         linear = [name for name in linear if not name.startswith("vision_backbone.")]
+    language = [name for name in linear if name.startswith("language_model.")]
+    return matching_layers(linear, targets, {LANGUAGE: language, ALL_LINEAR: linear})
+
+
+def matching_layers(linear: Sequence[str], targets: Sequence[str], groups: Mapping[str, Sequence[str]]) -> list[str]:
+    """Select the layers that get adapters.
+
+    Args:
+        linear: names of the linear layers that may have adapters.
+        targets: names of groups, or suffixes of layer names.
+        groups: layers of each group.
+
+    Raises:
+        ConfigError: lists every target that matches no layer.
+    """
     chosen: dict[str, None] = {}
     problems = []
     for target in targets:
-        if target == ALL_LINEAR:
-            matching = linear
-        elif target == LANGUAGE:
-            matching = [name for name in linear if name.startswith("language_model.")]
-        else:
-            matching = [name for name in linear if f".{name}".endswith(f".{target}")]
+        by_suffix = [name for name in linear if f".{name}".endswith(f".{target}")]
+        matching = groups.get(target, by_suffix)
         if not matching:
-            names = sorted({name.rsplit(".", 1)[-1] for name in linear})
-            problems.append(f"--lora_targets {target} names no layer; use {LANGUAGE}, {ALL_LINEAR} or some of {names}")
+            suffixes = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in linear}))
+            text = f"--lora_targets {target} matches no layer; use {', '.join(groups)} or some of {suffixes}"
+            problems.append(Problem("lora_targets", "unknown_name", text))
         chosen |= dict.fromkeys(matching)
     if problems:
         raise ConfigError(problems)

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from rlvla.models.config import ActorConfig
 from rlvla.models.lerobot.network import FlowNetwork
-from rlvla.models.lora import ALL_LINEAR, LANGUAGE, MergedWeights
-from rlvla.utils.errors import ConfigError, Problem, require
+from rlvla.models.lora import ALL_LINEAR, LANGUAGE, MergedWeights, matching_layers
+from rlvla.utils.errors import require
 
 EXPERT = "expert"
-_TARGETS = {LANGUAGE: ("language", "expert"), EXPERT: ("expert",), ALL_LINEAR: None}
 
 
 def flow_lora_layers(network: FlowNetwork, targets: Sequence[str]) -> list[str]:
@@ -26,29 +25,17 @@ def flow_lora_layers(network: FlowNetwork, targets: Sequence[str]) -> list[str]:
         targets: "language" (decoder and expert), "expert", "all-linear" or suffixes of layer names.
 
     Raises:
-        ConfigError: lists every target that matches no layer.
+        ConfigError: as in `matching_layers`.
     """
-    linear = [
-        name
+    parts = {
+        name: network.part_of(f"{name}.weight")
         for name, module in network.named_modules()
-        if isinstance(module, nn.Linear) and module.weight.requires_grad and network.part_of(f"{name}.weight")
-    ]
-    chosen: dict[str, None] = {}
-    problems = []
-    for target in targets:
-        if target in _TARGETS:
-            towers = _TARGETS[target]
-            matching = [name for name in linear if towers is None or network.part_of(f"{name}.weight") in towers]
-        else:
-            matching = [name for name in linear if f".{name}".endswith(f".{target}")]
-        if not matching:
-            suffixes = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in linear}))
-            text = f"--lora_targets {target} matches no trained layer; use {', '.join(_TARGETS)} or some of {suffixes}"
-            problems.append(Problem("lora_targets", "unknown_name", text))
-        chosen |= dict.fromkeys(matching)
-    if problems:
-        raise ConfigError(problems)
-    return list(chosen)
+        if isinstance(module, nn.Linear) and module.weight.requires_grad
+    }
+    linear = [name for name, part in parts.items() if part]
+    expert = [name for name in linear if parts[name] == EXPERT]
+    language = [name for name in linear if parts[name] in ("language", EXPERT)]
+    return matching_layers(linear, targets, {LANGUAGE: language, EXPERT: expert, ALL_LINEAR: linear})
 
 
 def add_flow_adapters(network: FlowNetwork, config: ActorConfig) -> None:
