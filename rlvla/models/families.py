@@ -59,7 +59,7 @@ class Sketch(Protocol):
 class Checkpoint:
     """A checkpoint folder whose files have been checked but whose weights have not been read.
 
-    By default there are no adapters, no critic and no reward model.
+    By default there are no adapters, and critic and reward model only with `PolicySpec.feature_dim`.
 
     Attributes:
         folder: its path.
@@ -81,12 +81,24 @@ class Checkpoint:
         raise NotImplementedError
 
     def load_critic(self, config: ActorConfig | None = None) -> Any:
-        """A critic initialized from these weights; see `rlvla.models.Critic` for its interface."""
-        raise ConfigError(f"{self.folder}: {type_of(self.folder)} policies have no critic; choose an estimator without")
+        """A critic initialized from these weights, see `rlvla.models.Critic` for its interface.
+
+        By default a head on `Policy.features`; ConfigError for a policy without features.
+        """
+        from rlvla.models.value_models import load_feature_critic
+
+        if not self.spec.feature_dim:
+            text = f"{type_of(self.folder)} policies have no critic; choose an estimator without"
+            raise ConfigError(f"{self.folder}: {text}")
+        return load_feature_critic(self.load_policy(config), self.folder)
 
     def load_reward_model(self, config: ActorConfig | None = None, *, new: bool = False) -> Any:
-        """The reward model in this folder, or a `new` one initialized from a policy."""
-        raise ConfigError(f"{self.folder}: {type_of(self.folder)} policies have no reward model")
+        """The reward model in this folder, or a `new` one initialized from a policy; by default as for a critic."""
+        from rlvla.models.value_models import load_feature_reward_model
+
+        if not self.spec.feature_dim:
+            raise ConfigError(f"{self.folder}: {type_of(self.folder)} policies have no reward model")
+        return load_feature_reward_model(self.load_policy(config), self.folder, new=new)
 
     def facts(self) -> dict[str, Any]:
         """Facts for a description of the folder besides the spec, title -> value."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rlvla.models.vla.checkpoint_files import FolderTensors, Stored
-from rlvla.utils.errors import ConfigError, Problem
+from rlvla.utils.errors import ConfigError, Problem, collected
 
 # Most tensors in an error message.
 _MAX_PROBLEMS, _MAX_NAMES = 8, 5
@@ -79,10 +79,7 @@ def stored_head_problems(folder: Path) -> list[Problem]:
     """Unreadable files and nonfinite values of critic and reward heads in a folder."""
     problems: list[Problem] = []
     for path in sorted(folder.glob("*_head.safetensors")):
-        try:
-            read_head(path)
-        except ConfigError as error:
-            problems += error.problems
+        collected(problems, partial(read_head, path))
     return problems
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import ModuleType
+from typing import TypeVar
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,15 @@ class ConfigError(ValueError):
     def of(cls, flag: str | None, reason: str, text: str) -> ConfigError:
         """The error of a single `Problem`."""
         return cls(Problem(flag, reason, text))
+
+
+def collected(problems: list[Problem], read: Callable[[], _Result]) -> _Result | None:
+    """The result of `read`; None after a ConfigError, whose problems are appended to `problems`."""
+    try:
+        return read()
+    except ConfigError as error:
+        problems += error.problems
+        return None
 
 
 class RunEnded(RuntimeError):

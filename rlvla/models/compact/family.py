@@ -31,14 +31,8 @@ from rlvla.models.families import (
 from rlvla.models.flow.settings import ASKED_SCORES, FLOW_SETTINGS
 from rlvla.models.policy import Policy
 from rlvla.models.stored_tensors import read_tensors, stored_head_problems, tensor_problems
-from rlvla.models.value_models import (
-    FeatureCritic,
-    FeatureRewardModel,
-    load_feature_critic,
-    load_feature_reward_model,
-)
 from rlvla.utils.data_files import check_types, read_json
-from rlvla.utils.errors import ConfigError, Problem
+from rlvla.utils.errors import ConfigError, Problem, collected
 
 # Head -> settings of the command line.
 _OF_HEADS = {"tokens": (), "gaussian": ("action_std", "action_std_init"), "flow": FLOW_SETTINGS}
@@ -75,14 +69,6 @@ class CompactCheckpoint(Checkpoint):
         if config is not None and config.freeze_vision_backbone:
             policy.network.cameras.requires_grad_(False)
         return policy
-
-    def load_critic(self, config: ActorConfig | None = None) -> FeatureCritic:
-        """See `Checkpoint.load_critic`."""
-        return load_feature_critic(self.load_policy(config), self.folder)
-
-    def load_reward_model(self, config: ActorConfig | None = None, *, new: bool = False) -> FeatureRewardModel:
-        """See `Checkpoint.load_reward_model`."""
-        return load_feature_reward_model(self.load_policy(config), self.folder, new=new)
 
     def preparation_differences(self, other: Checkpoint) -> list[str]:
         """See `Checkpoint.preparation_differences`."""
@@ -175,10 +161,7 @@ class CompactFamily(PolicyFamily):
             problems += [Problem("unnorm_key", "invalid_file", where + text) for text in texts]
         except ConfigError as error:
             problems += error.problems
-        try:
-            _check_weights(folder / WEIGHTS_FILE, config, overrides)
-        except ConfigError as error:
-            problems += error.problems
+        collected(problems, lambda: _check_weights(folder / WEIGHTS_FILE, config, overrides))
         if problems:
             raise ConfigError(problems)
         return CompactCheckpoint(folder, config, statistics, key, new_std="action_std_init" in overrides)

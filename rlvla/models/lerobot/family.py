@@ -15,7 +15,7 @@ from rlvla.models.families import SETTINGS, Checkpoint, PolicyFamily, RowShape, 
 from rlvla.models.flow.settings import ASKED_SCORES, FLOW_SETTINGS
 from rlvla.models.lerobot.adapters import flow_lora_layers
 from rlvla.models.lerobot.config import LeRobotConfig
-from rlvla.models.lerobot.files import LeRobotFiles, collected
+from rlvla.models.lerobot.files import LeRobotFiles
 from rlvla.models.lerobot.folder import CONFIG_FILE
 from rlvla.models.lerobot.new import NewPolicyFacts, write_settings
 from rlvla.models.lerobot.policy import LeRobotPolicy, choose_trainable, lerobot_spec, load_std_head
@@ -24,14 +24,8 @@ from rlvla.models.lerobot.settings import LEROBOT_SETTINGS, LeRobotSettings, rea
 from rlvla.models.lerobot.sketch import LeRobotSketch
 from rlvla.models.policy import Policy
 from rlvla.models.stored_tensors import stored_head_problems
-from rlvla.models.value_models import (
-    FeatureCritic,
-    FeatureRewardModel,
-    load_feature_critic,
-    load_feature_reward_model,
-)
 from rlvla.utils.data_files import read_json
-from rlvla.utils.errors import ConfigError, Problem
+from rlvla.utils.errors import ConfigError, Problem, collected
 
 # Settings of a run that LeRobot policies take, see `read_settings`.
 _TAKEN = (*FLOW_SETTINGS, ASKED_SCORES, *LEROBOT_SETTINGS, "action_chunk_len", "cameras")
@@ -76,14 +70,6 @@ class LeRobotCheckpoint(Checkpoint):
         policy: Any = LeRobotPolicy(self.files, self.settings, config, value_head=value_head)
         return policy
 
-    def load_critic(self, config: ActorConfig | None = None) -> FeatureCritic:
-        """See `Checkpoint.load_critic`."""
-        return load_feature_critic(self.load_policy(config), self.folder)
-
-    def load_reward_model(self, config: ActorConfig | None = None, *, new: bool = False) -> FeatureRewardModel:
-        """See `Checkpoint.load_reward_model`."""
-        return load_feature_reward_model(self.load_policy(config), self.folder, new=new)
-
     def preparation_differences(self, other: Checkpoint) -> list[str]:
         """See `Checkpoint.preparation_differences`."""
         if not isinstance(other, LeRobotCheckpoint):
@@ -96,14 +82,11 @@ class LeRobotCheckpoint(Checkpoint):
 
     def option_problems(self, config: ActorConfig) -> list[Problem]:
         """See `Checkpoint.option_problems`."""
-        problems = []
+        problems: list[Problem] = []
         if config.lora_rank:
             network = self.files.empty_network()
             choose_trainable(network, config)
-            try:
-                flow_lora_layers(network, config.lora_targets)
-            except ConfigError as error:
-                problems += error.problems
+            collected(problems, lambda: flow_lora_layers(network, config.lora_targets))
         for name in ("gradient_checkpointing", "attn_implementation"):
             if getattr(config, name) != getattr(ActorConfig, name):
                 text = f"--{name} has no effect on a {type_of(self.folder)} policy; leave it out"

@@ -40,9 +40,8 @@ from rlvla.models.lerobot.prompts import PADDINGS, PromptTokenizer, inner_folder
 from rlvla.models.lerobot.settings import SETTINGS_FILE
 from rlvla.models.stored_tensors import all_finite
 from rlvla.utils.data_files import fits
-from rlvla.utils.errors import ConfigError, Problem
+from rlvla.utils.errors import ConfigError, Problem, collected
 
-_Read = TypeVar("_Read")
 _Network = TypeVar("_Network", bound=nn.Module)
 # Files that depend on the data of a policy, not written by `LeRobotFiles.refit`.
 _OF_OTHER_DATA = {PREPROCESSOR, POSTPROCESSOR, SETTINGS_FILE, "train_config.json", "README.md"}
@@ -201,15 +200,6 @@ def on_meta(network: Callable[..., _Network], *args: Any, **options: Any) -> _Ne
 def tensor_shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
     """Shape of every tensor by name."""
     return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-
-
-def collected(problems: list[Problem], read: Callable[[], _Read]) -> _Read | None:
-    """The result of `read`; None after a ConfigError, whose problems are added to `problems`."""
-    try:
-        return read()
-    except ConfigError as error:
-        problems += error.problems
-        return None
 
 
 def read_parts(

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from rlvla.models.lerobot.config import (
 )
 from rlvla.models.lerobot.prompts import lasting_name
 from rlvla.utils.data_files import fits, inside, parse_json, read_json
-from rlvla.utils.errors import ConfigError, Problem
+from rlvla.utils.errors import ConfigError, Problem, collected
 
 PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.json"
 NORMALIZER, UNNORMALIZER, TOKENIZER = "normalizer_processor", "unnormalizer_processor", "tokenizer_processor"
@@ -229,22 +230,17 @@ def read_processors(folder: Path, config: LeRobotConfig) -> tuple[Processors, li
     pipelines: list[list[Step]] = []
     supported_steps = {PREPROCESSOR: {NORMALIZER, TOKENIZER, config.text_step}, POSTPROCESSOR: {UNNORMALIZER}}
     for name, supported in supported_steps.items():
-        try:
-            pipelines.append(_read_steps(folder / name, supported | _NEUTRAL) if (folder / name).exists() else [])
-        except ConfigError as error:
-            problems += error.problems
-            pipelines.append([])
+        path = folder / name
+        steps = collected(problems, partial(_read_steps, path, supported | _NEUTRAL)) if path.exists() else None
+        pipelines.append(steps or [])
     missing = [name for name in (PREPROCESSOR, POSTPROCESSOR) if not (folder / name).exists()]
     older = len(missing) == 2
     if len(missing) == 1:
         remedy = "copy the whole folder as LeRobot saved it"
         problems.append(Problem(None, "missing_file", f"{folder / missing[0]} is missing; {remedy}"))
     stored: _Statistics | None = {} if older else None
-    try:
-        if older and reads_statistics():
-            stored = old_statistics(folder / "model.safetensors", features)
-    except ConfigError as error:
-        problems += error.problems
+    if older and reads_statistics():
+        stored = collected(problems, lambda: old_statistics(folder / "model.safetensors", features))
     if problems:
         return Processors(IDENTITY, IDENTITY), problems
     normalizers = []

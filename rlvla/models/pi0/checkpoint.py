@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from rlvla.models.lerobot.files import LeRobotFiles, collected, on_meta, read_parts, read_tokenizer, tensor_shapes
+from rlvla.models.lerobot.files import LeRobotFiles, on_meta, read_parts, read_tokenizer, tensor_shapes
 from rlvla.models.lerobot.folder import CONFIG_FILE, WEIGHTS_FILE, LeRobotFolder, tensor_problems
 from rlvla.models.lerobot.images import to_network_range
 from rlvla.models.lerobot.processors import NORMALIZER, OLD_PREFIXES, PREPROCESSOR
@@ -18,7 +18,7 @@ from rlvla.models.lerobot.prompts import TOKENIZER_FILES, find_folder, with_new_
 from rlvla.models.pi0.config import Pi0Config, Sizes, read_sizes
 from rlvla.models.pi0.network import VLM, Pi0Network
 from rlvla.utils.data_files import fits, read_json
-from rlvla.utils.errors import ConfigError, Problem
+from rlvla.utils.errors import ConfigError, Problem, collected
 
 # LeRobot pads images with -1 before it maps [0, 1] to [-1, 1].
 IMAGE_PADDING = -1.0

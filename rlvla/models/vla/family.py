@@ -36,7 +36,7 @@ from rlvla.models.vla.inputs import VLAInputs, load_tokenizer, row_tokens
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
 from rlvla.models.vla.sketch import OpenVLASketch
 from rlvla.utils.data_files import check_types
-from rlvla.utils.errors import ConfigError, Problem
+from rlvla.utils.errors import ConfigError, Problem, collected
 
 # Action tokens with at least this fraction of the entropy of a uniform distribution are considered random.
 UNIFORM_SHARE = 0.99
@@ -151,15 +151,9 @@ class OpenVLAFamily(PolicyFamily):
         """See `PolicyFamily.check`."""
         raw = read_config(folder)  # nothing else can be checked without it
         problems: list[Problem] = []
-        config, key = None, ""
-        try:
-            config = check_weights(OpenVLAForActionPrediction, folder, raw, dict(overrides))
-        except ConfigError as error:
-            problems += error.problems
-        try:
-            load_tokenizer(folder)
-        except ConfigError as error:
-            problems += error.problems
+        config = collected(problems, lambda: check_weights(OpenVLAForActionPrediction, folder, raw, dict(overrides)))
+        collected(problems, lambda: load_tokenizer(folder))
+        key = ""
         try:
             statistics = read_statistics(folder, raw)
             check_types(statistics, dict.fromkeys(statistics, dict), f"{folder}: the statistics")
