@@ -362,6 +362,9 @@ class RowStore:
         self.live = len(rows)
         if self.live != counters["live"]:
             raise ValueError(f"it has {self.live} rows instead of {counters['live']}")
+        priority = self.columns["priority"][rows]
+        if not (np.isfinite(priority) & (priority >= 0)).all():
+            raise ValueError("a priority is negative, NaN or infinite")
         if self.live:
             breaks = np.diff(episode[rows]) != 0
             self._link(rows, breaks)

@@ -307,6 +307,15 @@ def test_manifests_are_checked(tmp_path: Path, change: Any, named: str) -> None:
     assert named in refused(tmp_path)
 
 
+@pytest.mark.parametrize("wrong", [-1.0, np.nan, np.inf])
+def test_saved_priorities_are_checked(tmp_path: Path, wrong: float) -> None:
+    buffer = ReplayBuffer(config(40), tmp_path)
+    buffer.append([episode(0, 5)])
+    buffer._columns["priority"][0] = wrong
+    buffer.save()
+    assert "a priority is" in refused(tmp_path)
+
+
 def test_nothing_in_a_folder_is_executed(tmp_path: Path) -> None:
     saved(tmp_path)
 
