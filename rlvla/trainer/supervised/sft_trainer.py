@@ -238,7 +238,6 @@ class SFTTrainer:
                 tuple(self._history.measurements),
                 baselines,
                 kept=self._kept[0] if self._kept else None,
-                best=self._history.best,
                 seconds=seconds,
                 demonstrated=(sum(demos.success), len(demos.success)),
                 image_size=demos.images[0].shape[2],

@@ -110,17 +110,8 @@ class History:
 
     @property
     def best(self) -> Measurement | None:
-        """The best measurement after at least one step.
-
-        Highest success, ties by lowest held-out loss, then earliest; lowest held-out loss without episodes.
-        """
-        trained = [m for m in self.measurements if m.step and (m.heldout or m.success)]
-        played = [m for m in trained if m.success is not None]
-        return min(
-            played or trained,
-            key=lambda m: (-m.success.rate if m.success else 0.0, m.heldout.loss if m.heldout else 0.0),
-            default=None,
-        )
+        """See `best_measurement`."""
+        return best_measurement(self.measurements)
 
     @property
     def exhausted(self) -> bool:
@@ -129,6 +120,20 @@ class History:
         failures = [1.0 - m.success.rate for m in self.measurements if m.success is not None]
         waited = [since_best(losses, TOLERANCE)] * bool(losses) + [since_best(failures)] * bool(failures)
         return bool(self._patience and waited) and min(waited) >= self._patience
+
+
+def best_measurement(measurements: Sequence[Measurement]) -> Measurement | None:
+    """The best measurement after at least one step.
+
+    Highest success, ties by lowest held-out loss, then earliest; lowest held-out loss without episodes.
+    """
+    trained = [m for m in measurements if m.step and (m.heldout or m.success)]
+    played = [m for m in trained if m.success is not None]
+    return min(
+        played or trained,
+        key=lambda m: (-m.success.rate if m.success else 0.0, m.heldout.loss if m.heldout else 0.0),
+        default=None,
+    )
 
 
 def since_best(values: Sequence[float], tolerance: float = 0.0) -> int:

@@ -16,6 +16,7 @@ from rlvla.evaluation.statistics import mixed_group_share
 from rlvla.trainer.supervised.validation import (
     Baselines,
     Measurement,
+    best_measurement,
     compared_errors,
     percent,
     relative_error,
@@ -42,7 +43,6 @@ class Facts:
         measurements: in order.
         baselines: of the training rows and, if any, of the held-out rows.
         kept: the measurement of the exported policy, if it is not the last one.
-        best: the best measurement, see `History.best`.
         seconds: duration of training.
         demonstrated: (successful, all) episodes of the demonstrations.
         image_size: side of the images in pixels.
@@ -54,7 +54,6 @@ class Facts:
     measurements: tuple[Measurement, ...]
     baselines: tuple[Baselines, Baselines | None] = (Baselines(), None)
     kept: Measurement | None = None
-    best: Measurement | None = None
     seconds: float = 0.0
     demonstrated: tuple[int, int] = (0, 0)
     image_size: int = 0
@@ -106,11 +105,12 @@ def judge(facts: Facts) -> Verdict:
     sentences += _kept(facts)
     learned, about_fit = _fit(final, facts.baselines)
     missing, about_missing = _missing(facts, expert)
-    return Verdict((*sentences, *about_fit, about_missing, *about_rl), missing, rl, learned)
+    sentences = [*sentences, *about_fit, about_missing, *about_rl]
+    return Verdict(tuple(filter(None, sentences)), missing, rl, learned)
 
 
 def _kept(facts: Facts) -> list[str]:
-    last, best = facts.measurements[-1], facts.best
+    last, best = facts.measurements[-1], best_measurement(facts.measurements)
     if facts.kept is not None:
         return [
             f"Kept: the policy after epoch {facts.kept.epoch:.1f} (step {facts.kept.step}), the best in "
@@ -120,9 +120,11 @@ def _kept(facts: Facts) -> list[str]:
         return []
     if last.success is not None and best.success is not None:
         worse = best.success.rate > last.success.high
-    else:
+    elif last.heldout is not None and best.heldout is not None:
         losses = [m.heldout.loss for m in facts.measurements if m.heldout]
-        worse = bool(losses) and losses[-1] - min(losses) > WORSE * _fall(losses)
+        worse = last.heldout.loss - best.heldout.loss > WORSE * _fall(losses)
+    else:
+        worse = False
     text = f"Kept: the last policy ({_criterion(last)}); after epoch {best.epoch:.1f} it was better "
     return [f"{text}({_criterion(best)}), and --early_stopping 3 keeps the best."] if worse else []
 
@@ -171,7 +173,8 @@ def _missing(facts: Facts, expert: bool) -> tuple[tuple[str, ...], str]:
     """`Verdict.missing` and its reason; `expert`: the policy reaches the level of its demonstrations."""
     points = facts.measurements
     if len(points) < FEWEST:
-        return (), f"Missing: unknown, because {len(points)} measurements show no trend; measure more often."
+        text = f"Missing: unknown, because {len(points)} measurements show no trend; measure more often."
+        return (), text if points[-1].heldout else ""
     steps, learned = [m.step for m in points], [m.learned for m in points]
     train = trend(steps, [m.train.loss for m in points], learned)
     moves = f"over the second half of training the loss {train.text} on training rows"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from rlvla.evaluation.results import Rate
-from rlvla.trainer.supervised.validation import Baselines, History, Measurement, Quality, relative_error
+from rlvla.trainer.supervised.validation import Baselines, Measurement, Quality, relative_error
 from rlvla.trainer.supervised.verdict import Facts, judge, trend
 
 BASELINES = Baselines(0.2, (0.1, 10.0), (0.08, 8.0))
@@ -119,21 +120,22 @@ def test_whether_rl_can_start(attempts: tuple[tuple[int, int], ...], rl: str | N
 
 def test_the_policy_that_is_kept_is_named() -> None:
     case = facts(SETTLED, [3.0, 2.0, 1.5, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2.0, 2.1])
-    history = History()
-    for point in case.measurements:
-        history.add(point)
-    case = replace(case, best=history.best)
     hinted = [s for s in judge(case).sentences if "--early_stopping" in s]
     assert hinted and "epoch 3.0" in hinted[0]
     kept = judge(replace(case, kept=case.measurements[3], patience=3)).sentences
     assert any("epoch 3.0 (step 30)" in s for s in kept) and not any("--early_stopping" in s for s in kept)
-    assert not any("--early_stopping" in s for s in judge(facts(SETTLED, SETTLED)).sentences)
+    # The first measurement is of the policy before training, which cannot be kept.
+    rising = [1.0, 2.0, 1.9, *[1.8] * 8]
+    for losses in (SETTLED, rising, [3.0, math.nan, *SETTLED[2:]]):
+        assert not any("--early_stopping" in s for s in judge(facts(SETTLED, losses)).sentences)
 
 
 def test_a_short_run_has_no_trend() -> None:
     case = facts(FALLING, FALLING)
     assert judge(replace(case, measurements=case.measurements[:3])).missing == ()
     assert judge(Facts(())).sentences == ()
+    without_heldout = replace(facts(FALLING, None), measurements=facts(FALLING, None).measurements[:3])
+    assert not any(s.startswith("Missing") for s in judge(without_heldout).sentences)
 
 
 def test_losses_that_are_not_finite_are_left_out() -> None:
