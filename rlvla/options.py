@@ -25,7 +25,7 @@ def arg(default: Any, help: str | Callable[[], str], **metadata: Any) -> Any:
     Args:
         default: the default value; a tuple makes a flag that takes several values.
         help: one sentence that names the unit; the parser appends the default. A function is called when the parser is
-            built, for texts that list what is registered.
+            built, for texts that list registered names.
         metadata: `choices` (or a function that returns them when a parser is built), `metavar`, `nargs`, `action` as
             in argparse; `value`, the metavar of a switch's optional value; `minimum`, `maximum` (inclusive) and
             `above`, `below` (exclusive bounds); `check` = (predicate, remedy) for a whole value other than the
@@ -102,8 +102,8 @@ class Registry(Generic[F]):
         modules: module -> names that it registers; imported when one of the names is requested.
         declared: name -> dataclass of the options of an entry in `modules`, so that these need not be imported for it.
         defaults: attributes of entries that do not set them.
-        selection: names of the entries in use, from the values of all flags; default: the value of `flag`.
-        unused: why an option of unused entries has no effect, from their names; default: names `flag`.
+        selection: values of all flags -> names of the entries in use; default: the value of `flag`.
+        unused: names of unused entries -> why their options have no effect; `{name}` as in `Condition.otherwise`.
     """
 
     def __init__(

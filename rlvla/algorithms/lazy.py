@@ -1,7 +1,6 @@
 """torch, imported at its first use.
 
-Estimators and losses declare their command-line options beside their formulas, and `--help` must not wait for torch:
-the modules of this package that are imported to list them import torch from here.
+`--help` lists the options of estimators and losses and must not wait for torch, so their modules import it from here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Scaling of the rewards that a policy is trained on: by their running standard deviation, and into a range."""
+"""Reward scaling by the running standard deviation of scores, and reward clipping."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rlvla.algorithms.value_normalization import ValueNormalizer
 
-_SMALLEST_STD = 1e-6  # below it all scores are equal but for rounding, and there is no scale to divide by
+_SMALLEST_STD = 1e-6  # below it scores differ by rounding only
 
 
 class RewardScaling:

@@ -1,4 +1,4 @@
-"""Draws reward machines: Graphviz text and images."""
+"""Drawings of reward machines: DOT text and images."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _AHEAD, _BACK = 0.13, 0.3  # arcs of edges that would meet other states, and of 
 def labeled_edges(graph: MachineGraph) -> dict[tuple[str, str], str]:
     """(source, target) -> condition. Edges out of terminal states and self-loops are omitted.
 
-    An edge of a compiled machine shows its smallest sets of propositions, and what must not hold beside them.
+    An edge of a compiled machine shows its smallest sets of propositions.
     """
     labels: dict[tuple[str, str], str] = {}
     for number, state in enumerate(graph.states):
@@ -118,7 +118,9 @@ def draw_machine(graph: MachineGraph, path: Path) -> None:
     boxes = {state: _state_box(axes, graph, state, place) for state, place in places.items()}
     edges = labeled_edges(graph)
     for (source, target), label in edges.items():
-        straight = _neighbors(places[source], places[target]) and (target, source) not in edges
+        (x0, y0), (x1, y1) = places[source], places[target]
+        neighbors = abs(x0 - x1) <= 1 and abs(y0 - y1) <= 1  # a straight line meets no third state
+        straight = neighbors and (target, source) not in edges
         _arrow(axes, boxes[source], boxes[target], label, bend=0.0 if straight else _AHEAD)
     for state, validator in graph.validators.items():
         _arrow(axes, boxes[state], boxes[validator.target], "", bend=_BACK, dashed=True)
@@ -132,7 +134,7 @@ def draw_machine(graph: MachineGraph, path: Path) -> None:
 
 
 def _drawn_by_graphviz(graph: MachineGraph, path: Path) -> bool:
-    """Let `dot` write the picture; False if it is not installed, or fails."""
+    """Draw with Graphviz; False if `dot` is not installed or fails."""
     program = shutil.which("dot")
     if program is None:
         return False
@@ -156,11 +158,6 @@ def _state_box(axes: Any, graph: MachineGraph, state: str, place: tuple[float, f
     box = {"boxstyle": "round,pad=0.5", "facecolor": _color(graph, state), "edgecolor": _LINE, "linewidth": width}
     caption = "\n".join(_caption(graph, state)).replace(", else", ",\nelse")
     return axes.text(*place, caption, ha="center", va="center", fontsize=9, bbox=box, zorder=3, parse_math=False)
-
-
-def _neighbors(start: tuple[float, float], end: tuple[float, float]) -> bool:
-    """Whether a straight line between two states meets no third one."""
-    return abs(start[0] - end[0]) <= 1 and abs(start[1] - end[1]) <= 1
 
 
 def _places(graph: MachineGraph) -> dict[str, tuple[float, float]]:
@@ -203,7 +200,7 @@ def _arrow(axes: Any, source: Any, target: Any, label: str, *, bend: float, dash
     axes.add_patch(patch)
     if not label:
         return
-    # Of the middle of a quadratic Bezier curve whose control point is `bend` lengths off that of the straight line.
+    # Midpoint of the quadratic Bezier curve whose control point is `bend` lengths off the straight line.
     (x0, y0), (x1, y1) = axes.transData.transform(ends)
     middle = (x0 + x1) / 2 + bend * (y1 - y0) / 2, (y0 + y1) / 2 - bend * (x1 - x0) / 2
     level = abs(y1 - y0) < abs(x1 - x0) / 4

@@ -267,7 +267,7 @@ class MachineSettings:
         advance: "one" edge per step, or "cascade": as many as the propositions allow.
         grace: consecutive violations that cause a fallback (0 is the same as 1).
         credit: "first_visit": an edge is rewarded once per episode; "every_edge": every time, which can be exploited;
-            "signed": every time, and a fallback revokes what was paid since its target was left.
+            "signed": every time, and a fallback revokes the credit paid since its target was left.
         transition_reward: reward for one step of progress.
         terminal_reward: one-time reward at the goal.
         potential_scale: weight of the shaping.
