@@ -14,7 +14,7 @@ from rlvla.trainer.trainer import Trainer
 @pytest.fixture
 def setup() -> Mock:
     found = Mock()
-    found.config.algorithm.algorithm = "one that nobody has registered"
+    found.config.learner = "one that nobody has registered"
     return found
 
 
