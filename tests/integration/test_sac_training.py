@@ -28,7 +28,7 @@ from rlvla.data.reading import read_demonstrations
 from rlvla.envs.config import EnvConfig
 from rlvla.models.value_models import RewardModel
 from rlvla.replay import priorities
-from rlvla.replay.priorities import hybrid_priority
+from rlvla.replay.priorities import PrioritySettings, hybrid_priority
 from rlvla.trainer.off_policy.sac import SAC
 from tests.support.launching import launch
 from tests.support.robosuite_reference import require_simulator
@@ -177,7 +177,8 @@ def test_the_replay_weighs_draws_and_evicts_as_told(tmp_path: Path) -> None:
     rows = np.flatnonzero(buffer.drawable)
     seen = buffer.gather(rows, ["action_score", "progress", "td_error"])
     known = np.isfinite(seen["td_error"])
-    product = hybrid_priority(**{name: values[known] for name, values in seen.items()}, combine="product")
+    scores = {name: values[known] for name, values in seen.items()}
+    product = hybrid_priority(**scores, settings=PrioritySettings(combine="product"))
     assert known.sum() > 8 and buffer.tree.get(rows[known]) == pytest.approx(product, rel=1e-4)
     versions = [int(episode.policy_version[0]) for episode in buffer.stored_episodes()]
     assert len(versions) >= 8 and len(set(versions)) > 2, "with fifo only those of the last two iterations are left"
