@@ -27,14 +27,14 @@ def flow_lora_layers(network: FlowNetwork, targets: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: as in `matching_layers`.
     """
-    parts = {
+    towers = {
         name: network.part_of(f"{name}.weight")
         for name, module in network.named_modules()
         if isinstance(module, nn.Linear) and module.weight.requires_grad
     }
-    linear = [name for name, part in parts.items() if part]
-    expert = [name for name in linear if parts[name] == EXPERT]
-    language = [name for name in linear if parts[name] in ("language", EXPERT)]
+    linear = [name for name, part in towers.items() if part]
+    expert = [name for name in linear if towers[name] == EXPERT]
+    language = [name for name in linear if towers[name] in ("language", EXPERT)]
     return matching_layers(linear, targets, {LANGUAGE: language, EXPERT: expert, ALL_LINEAR: linear})
 
 

@@ -19,7 +19,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecode
 from rlvla.utils.errors import ConfigError
 
 
-class ActionHead(nn.Linear):
+class ActionTokenHead(nn.Linear):
     """A language model head that computes logits only for the action tokens."""
 
     def __init__(self, hidden_size: int, vocab_size: int, first_row: int, num_rows: int):
@@ -54,7 +54,7 @@ def build_language_model(config: LlamaConfig, first_action_row: int, num_action_
     language_model = LlamaForCausalLM(config)
     # Replaced by `rotary_tables`; its buffers are in no checkpoint, so they would stay on the meta device.
     del language_model.model.rotary_emb
-    language_model.lm_head = ActionHead(config.hidden_size, config.vocab_size, first_action_row, num_action_rows)
+    language_model.lm_head = ActionTokenHead(config.hidden_size, config.vocab_size, first_action_row, num_action_rows)
     return language_model
 
 
