@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from functools import wraps
 from pathlib import Path
 
 import pytest
 import torch
 
 from cli.train_ppo_vla import main as train
+from rlvla.algorithms.policy_losses import POLICY_LOSSES
 from rlvla.rollout import RolloutEngine
-from rlvla.trainer import updater as updates
 from rlvla.trainer.progress.report import RunClock
 from rlvla.utils.files import read_metrics
 
@@ -111,11 +112,12 @@ def test_a_run_whose_steps_turn_bad_later_keeps_what_it_had(
     policy_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Halted in the middle of an iteration, after a step of it."""
-    calls, get_policy_loss, folder = [], updates.get_policy_loss, tmp_path / "run"
+    calls, get_policy_loss, folder = [], POLICY_LOSSES.get, tmp_path / "run"
 
     def turns_bad(name: str):
         loss = get_policy_loss(name)
 
+        @wraps(loss)
         def wrapped(*args: object, **kw: object) -> tuple[torch.Tensor, dict]:
             calls.append(1)
             value, found = loss(*args, **kw)
@@ -123,7 +125,7 @@ def test_a_run_whose_steps_turn_bad_later_keeps_what_it_had(
 
         return wrapped
 
-    monkeypatch.setattr(updates, "get_policy_loss", turns_bad)
+    monkeypatch.setattr(POLICY_LOSSES, "get", turns_bad)
     flags = ["--pretrain", str(policy_folder), "--save_path", str(folder), *FLAGS, "--max_epochs", "1"]
     with pytest.raises(SystemExit) as ended:
         train([*flags, "--max_bad_steps", "1"])
