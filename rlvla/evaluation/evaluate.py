@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.config import SplitConfig
 from rlvla.envs.splits import EvalStates
+from rlvla.evaluation.journal import EpisodeJournal
 from rlvla.evaluation.protocol import eval_requests
 from rlvla.evaluation.results import EpisodeOutcome, EvalResult, sample_of, summarize
 from rlvla.experience import Sample
@@ -17,18 +18,6 @@ from rlvla.utils.bars import progress_bar
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy, OneProcess, Tally
 from rlvla.utils.signals import BrokenOff
 from rlvla.utils.terminal import log
-
-
-class Journal(Protocol):
-    """Storage of finished episodes, with which an interrupted evaluation is resumed."""
-
-    def read(self) -> list[EpisodeOutcome]:
-        """All episodes stored so far, by any rank."""
-        ...
-
-    def append(self, outcome: EpisodeOutcome) -> None:
-        """Store a finished episode."""
-        ...
 
 
 def evaluate(
@@ -46,7 +35,7 @@ def evaluate(
     instructions: str = "own",
     images: str = "own",
     description: str = "evaluate",
-    journal: Journal | None = None,
+    journal: EpisodeJournal | None = None,
     attempt: Callable[[Callable[[], list[Sample]]], list[Sample] | None] = lambda work: work(),
 ) -> EvalResult:
     """Play the first `episodes_per_task` evaluation states of each task, each `samples` times, on all ranks together.
