@@ -1,4 +1,4 @@
-"""Write a suite of your own that works as it is: environment, expert, contract tests, and a README of what to fill in.
+"""Write a working custom suite: environment, expert, contract tests, and a README of the parts to fill in.
 
 Example:
   python cli/new_env.py my_robot

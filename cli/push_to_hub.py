@@ -1,4 +1,4 @@
-"""Upload a policy to the Hugging Face Hub with a model card that says what it was trained on and how well it does.
+"""Upload a policy to the Hugging Face Hub with a model card of its training and evaluation.
 
 Example:
   python cli/push_to_hub.py runs/ppo/policy --repo_id you/lift --dry_run

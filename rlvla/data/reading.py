@@ -240,7 +240,7 @@ def control_frequency(demos: Demonstrations) -> float | None:
         ConfigError: the suite is known, but does not support the recorded options, for example a camera.
     """
     if demos.control_freq is not None:
-        return float(demos.control_freq)
+        return demos.control_freq
     config = EnvConfig().completed(demos.env_args)
     try:
         config.suite_tasks({})
