@@ -129,8 +129,7 @@ def decode_message(
 
 def _message(raw: Any, load: Load, num_slots: int) -> Hello | list[SlotAnswer]:
     if isinstance(raw, dict):
-        fields = {name: raw["hello"][name] for name in ("rlvla", "python", "numpy")}
-        return Hello(int(raw["hello"]["protocol"]), **{name: readable(str(v), 100) for name, v in fields.items()})
+        return Hello(int(raw["hello"]["protocol"]), readable(str(raw["hello"]["rlvla"]), 100))
     answers: list[SlotAnswer] = []
     for slot, answer in raw:
         if type(slot) is not int or not 0 <= slot < num_slots:

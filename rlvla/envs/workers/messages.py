@@ -97,8 +97,6 @@ class Hello:
 
     protocol: int
     rlvla: str
-    python: str
-    numpy: str
 
 
 @dataclass(frozen=True)

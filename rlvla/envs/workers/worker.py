@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
-import platform
 import signal
 import sys
 import traceback
@@ -257,7 +256,7 @@ class Worker:
 
 def hello() -> Hello:
     """The first message of a worker."""
-    return Hello(PROTOCOL_VERSION, __version__, platform.python_version(), np.__version__)
+    return Hello(PROTOCOL_VERSION, __version__)
 
 
 def answers_of(

@@ -102,12 +102,11 @@ class VLLMBackend(RolloutBackend):
     @classmethod
     def problems(cls, setup: BackendSetup) -> list[Problem]:
         """See `RolloutBackend.problems`."""
-        problems = interpreter_problems(setup.config.rollout_python)
-        reason = None if setup.checkpoint is None else undecodable(setup.checkpoint.spec)
-        if reason is not None:
+        problems = []
+        if setup.checkpoint is not None and (reason := undecodable(setup.checkpoint.spec)) is not None:
             text = f"--rollout_backend {VLLM} decodes token by token, and this policy {reason}; leave it out"
-            problems.insert(0, Problem("rollout_backend", "unsupported", text))
-        return problems
+            problems.append(Problem("rollout_backend", "unsupported", text))
+        return problems + interpreter_problems(setup.config.rollout_python)
 
     @property
     def spec(self) -> PolicySpec:
