@@ -108,7 +108,9 @@ def describe_protocol(
         "images": None if images == "own" else images,
     }
     return {
-        **{"suite": tasks[0].suite, "name": split.protocol_name, "seed": seed},
+        "suite": tasks[0].suite,
+        "name": split.protocol_name,
+        "seed": seed,
         **{name: value for name, value in optional.items() if value is not None},
         "tasks": [
             {

@@ -119,15 +119,15 @@ def record_videos(
     Args:
         engine: rollout engine.
         policy: the evaluated policy.
-        tasks: as in the evaluation, like `seed`, `temperature`, `instructions` and `images`.
+        tasks: as in the evaluation.
         strategy: distributes the episodes over the ranks.
         result: results of the evaluation.
         folder: output folder.
         count: maximum number of videos.
-        seed: see `tasks`.
-        temperature: see `tasks`; ignored if greedy.
-        instructions: see `tasks`.
-        images: see `tasks`; videos show the images of the episode in any case.
+        seed: as in the evaluation.
+        temperature: as in the evaluation; ignored if greedy.
+        instructions: as in the evaluation.
+        images: as in the evaluation; videos show the images of the episode in any case.
         machines: reward machines whose states are shown; default: the engine's, if any.
         states: (task id, initial state id) of the episodes to record, instead of `count` chosen ones.
         scene: renders further cameras, shown beside the policy's images.

@@ -33,7 +33,7 @@ _LAUNCHER_GONE = "the launcher has ended"
 _BY_LAUNCHER = 1 << 16  # marks the number of a signal that stands for it
 # A rank whose launcher is gone ends within 30 s; other launchers kill 30 s after a SIGTERM.
 _SECONDS_TO_END = 25.0
-_LAUNCHER_SECONDS = 1.0  # between two looks at the launcher
+_LAUNCHER_SECONDS = 1.0  # between two checks of the launcher
 _REPEAT_SECONDS = 0.05
 _TWICE_SECONDS = 0.3  # Ctrl-C pressed again comes later, one signal sent by several processes earlier
 _CAUSES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "the terminal was closed"}
@@ -352,7 +352,7 @@ class _Watcher(threading.Thread):
         self._before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         self._launchers: list[Ancestor] = launchers_of_this_rank()
         self._deadline: float | None = None
-        self._next_look = 0.0
+        self._next_check = 0.0
         self._stopping = False
         self.start()
 
@@ -380,9 +380,9 @@ class _Watcher(threading.Thread):
                 time.sleep(_REPEAT_SECONDS)
                 if not _command.has_reacted():
                     os.kill(os.getpid(), pending)
-            if time.monotonic() >= self._next_look:
-                self._next_look = time.monotonic() + _LAUNCHER_SECONDS
-                self._look_at_launchers()
+            if time.monotonic() >= self._next_check:
+                self._next_check = time.monotonic() + _LAUNCHER_SECONDS
+                self._check_launchers()
             if self._deadline is not None and time.monotonic() > self._deadline:
                 number = pending or signal.SIGTERM
                 prints = is_first_rank() and (_command.may_take_long or not _command.has_printed)
@@ -396,7 +396,7 @@ class _Watcher(threading.Thread):
             return 0
         return next((number for number in numbers if number in SIGNALS), 0)
 
-    def _look_at_launchers(self) -> None:
+    def _check_launchers(self) -> None:
         if all(launcher.is_alive() for launcher in self._launchers):
             return
         self._launchers = []
