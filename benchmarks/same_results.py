@@ -87,7 +87,7 @@ CASES: dict[str, list[str]] = {
     "sac": [
         f"train_sac_vla.py {TOY} --read_images --save_path {{run}}/sac --num_envs 3 --deterministic_rollout --seed 3 "
         "--no-use_tensorboard --eval_episodes 24 --num_episodes 64 --rollout_batch_size 16 --random_episodes 8 "
-        "--replay_priority td --reward success rm:0.5 --her_ratio 0.5 --save_steps 2",
+        "--replay_priority td --reward success rm:0.5 --save_steps 2",
     ],
     "recipe": [
         "run_recipe.py recipes/toy_reach.yaml --output {run} --set all.processes=1 demos.num_demos=100 "
