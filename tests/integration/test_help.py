@@ -43,6 +43,7 @@ from rlvla.envs.registry import get_suite
 from rlvla.models.actor import ActorConfig
 from rlvla.models.config import PolicyConfig
 from rlvla.models.flow.settings import PREFIX, FlowSettings
+from rlvla.models.lerobot.new import NewPolicySizes
 from rlvla.options import Registry
 from rlvla.rewards.base import REWARDS
 from rlvla.trainer.algorithm_config import LEARNERS
@@ -382,8 +383,9 @@ def attribute_reads() -> set[str]:
 
 def test_no_flag_is_accepted_and_ignored() -> None:
     read = attribute_reads()
-    # The settings of flow policies carry their prefix among the flags, and lose it where they are used.
-    read |= {PREFIX + field.name for field in dataclasses.fields(FlowSettings) if field.name in read}
+    # The settings of flow policies and the sizes of tiny ones carry a prefix among the flags only.
+    for prefix, settings in ((PREFIX, FlowSettings), ("tiny_", NewPolicySizes)):
+        read |= {prefix + field.name for field in dataclasses.fields(settings) if field.name in read}
     fields = {field.name for config in CONFIGS for field in dataclasses.fields(config)}
     fields |= {name for name in LEARNERS.option_owners() if "nft" in LEARNERS.option_owners()[name]}
     assert {name for name in fields if name not in read} == NOT_READ
