@@ -385,7 +385,7 @@ def test_no_flag_is_accepted_and_ignored() -> None:
     read = attribute_reads()
     # The settings of flow policies carry their prefix among the flags, and lose it where they are used.
     read |= {PREFIX + field.name for field in dataclasses.fields(FlowSettings) if field.name in read}
-    # The sizes of tiny models are passed on by name, without their prefix; test_new_models.py builds each family with them.
+    # The sizes of tiny models are passed on by name, without their prefix.
     read |= {f"tiny_{field.name}" for field in dataclasses.fields(NewPolicySizes)}
     fields = {field.name for config in CONFIGS for field in dataclasses.fields(config)}
     fields |= {name for name in LEARNERS.option_owners() if "nft" in LEARNERS.option_owners()[name]}
