@@ -94,14 +94,14 @@ def traced_evaluation(flags: Sequence[str]) -> Trace:
 
 
 def table(trace: Trace) -> str:
-    """A Markdown table: file, and the first public functions called in it."""
+    """A Markdown table: file, and the first functions called in it, public ones if there are any."""
     rows = ["| file | called |", "|---|---|"]
     for path, functions in trace.files.items():
         public = [name for name in functions if not any(part.startswith("_") for part in name.split("."))]
+        public = public or list(functions)
         shown = [f"`{name}`" for name in public[:FUNCTIONS]]
         shown += [f"and {len(public) - FUNCTIONS} more"] if len(public) > FUNCTIONS else []
-        if public:
-            rows.append(f"| `{path}` | {', '.join(shown)} |")
+        rows.append(f"| `{path}` | {', '.join(shown)} |")
     return "\n".join(rows)
 
 
