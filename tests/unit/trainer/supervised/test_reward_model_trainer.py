@@ -405,7 +405,7 @@ def test_flags_of_pairs_that_do_not_fit(
         refused.append(error)
         raise SystemExit(2)
 
-    monkeypatch.setattr(train_rm_vla, "fail", remember)
+    monkeypatch.setattr("rlvla.utils.cli.command.fail", remember)
     with pytest.raises(SystemExit):
         train_rm_vla.main(["--demos", str(mixed_file), "--save_path", str(tmp_path / "rm"), *flags])
     assert [(p.flag, p.reason) for p in refused[0].problems] == [(flag, reason)]
