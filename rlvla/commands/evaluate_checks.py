@@ -297,6 +297,8 @@ def _pairing_problems(
     differences = [phrase for mode in common for phrase in describe_differences(first[mode], other[mode])]
     if not differences or config.allow_unpaired:
         return []
-    text = f"--compare {name} was not measured by the same protocol ({'; '.join(dict.fromkeys(differences))})"
-    remedy = "evaluate both alike, or give --allow_unpaired for a marked comparison without pairs"
-    return [Problem("compare", "protocols_differ", f"{text}; {remedy}")]
+    text = (
+        f"--compare {name} was not measured by the same protocol ({'; '.join(dict.fromkeys(differences))}); evaluate "
+        "both alike, or give --allow_unpaired for a marked comparison without pairs"
+    )
+    return [Problem("compare", "protocols_differ", text)]

@@ -61,6 +61,7 @@ NOT_RUN = {
     "deepspeed -q --num_accelerators 2 benchmarks/memory_plan.py": "as above",
     "python benchmarks/lift_overlap.py": "plays with the policy of the quickstart",
     "python benchmarks/lock_step.py": "many simulators; tests/unit/envs/workers/test_slots.py compares the same",
+    "python benchmarks/trace_iteration.py": "rewrites the page; tests/integration/test_trace.py compares it",
     "python benchmarks/share_backbone.py": "six learning runs",
     "python benchmarks/learning.py": "18 learning runs",
     "python benchmarks/flow_ablation.py": "eight learning runs",
