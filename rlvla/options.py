@@ -60,7 +60,7 @@ def switched_on(name: str) -> Condition:
 
 def given(name: str) -> Condition:
     """--name has a value other than None, 0 and empty."""
-    return Condition(lambda flags: bool(flags.get(name)), f"it belongs to --{name}, which is not given")
+    return Condition(lambda flags: bool(flags.get(name)), f"no effect without --{name}")
 
 
 def equals(name: str, *values: Any) -> Condition:

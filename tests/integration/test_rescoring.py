@@ -84,7 +84,7 @@ def test_a_run_that_waits_for_answers_resumes_to_the_bit(server: JudgeServer, tm
     [
         (["--replay_score_source", "rm", "--reward", "success", "rm:0"], "only a model on a server"),
         (["--no-read_images"], "give --read_images"),
-        (["--replay_rescore_interval", "0"], "--replay_rescore_budget: --replay_rescore_interval 0"),
+        (["--replay_rescore_interval", "0"], "--replay_rescore_budget 30: no effect without --replay_rescore_interval"),
     ],
 )
 def test_what_cannot_be_asked_again(
