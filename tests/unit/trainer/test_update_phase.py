@@ -171,7 +171,7 @@ BAD = {
     "--ema_beta": (["--ema_beta", "0.9", "--zero_stage", "3"], "--ema_beta 0.9 needs whole parameters"),
     "--ptx_coef": (["--ptx_coef", "0.1"], "--ptx_coef and --ptx_demos belong together"),
     "--ptx_demos": (["--ptx_coef", "0.1", "--ptx_demos", "nowhere.hdf5"], "--ptx_demos: nowhere.hdf5 does not exist"),
-    "--ptx_batch_size": (["--ptx_batch_size", "8"], "--ptx_batch_size 8: there is no --ptx_coef; leave it out"),
+    "--ptx_batch_size": (["--ptx_batch_size", "8"], "--ptx_batch_size 8: no effect without --ptx_coef"),
     "--target_kl": (["--target_kl", "0.1", "--train_batch_size", "64"], "--target_kl 0.1: an iteration has only one"),
 }
 
