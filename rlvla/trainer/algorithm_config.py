@@ -384,6 +384,10 @@ class FilterConfig:
         return any(getattr(self, name) for name in _FILTERS)
 
 
+_WEIGHTED = equals("rollout_is", *CORRECTION_MODES)
+_REJECTING = equals("rollout_rs", *REJECTION_STATISTICS)
+
+
 @dataclass(frozen=True)
 class CorrectionConfig:
     """Correction of the mismatch between the rollout policy and the trained policy."""
@@ -399,21 +403,17 @@ class CorrectionConfig:
         "token",
         "weights per column of --log_prob_level, or per decision",
         choices=CORRECTION_LEVELS,
-        read_if=equals("rollout_is", *CORRECTION_MODES),
+        read_if=_WEIGHTED,
     )
     rollout_is_low: float = arg(
         0.0,
         "lower bound of the weights",
         minimum=0,
-        read_if=equals("rollout_is", *CORRECTION_MODES),
+        read_if=_WEIGHTED,
         at_most="rollout_is_high",
     )
-    rollout_is_high: float = arg(
-        2.0, "upper bound of the weights", above=0, read_if=equals("rollout_is", *CORRECTION_MODES)
-    )
-    rollout_is_batch_normalize: bool = arg(
-        False, "divide the weights by their mean", read_if=equals("rollout_is", *CORRECTION_MODES)
-    )
+    rollout_is_high: float = arg(2.0, "upper bound of the weights", above=0, read_if=_WEIGHTED)
+    rollout_is_batch_normalize: bool = arg(False, "divide the weights by their mean", read_if=_WEIGHTED)
     rollout_rs: str = arg(
         "none",
         "rejection: statistic of the divergence by which entries outside the bounds are masked",
@@ -423,18 +423,16 @@ class CorrectionConfig:
         "sequence",
         "reject single columns or whole decisions",
         choices=CORRECTION_LEVELS,
-        read_if=equals("rollout_rs", *REJECTION_STATISTICS),
+        read_if=_REJECTING,
     )
     rollout_rs_low: float = arg(
         0.0,
         "smallest statistic to keep",
         minimum=0,
-        read_if=equals("rollout_rs", *REJECTION_STATISTICS),
+        read_if=_REJECTING,
         at_most="rollout_rs_high",
     )
-    rollout_rs_high: float = arg(
-        0.01, "largest statistic to keep", minimum=0, read_if=equals("rollout_rs", *REJECTION_STATISTICS)
-    )
+    rollout_rs_high: float = arg(0.01, "largest statistic to keep", minimum=0, read_if=_REJECTING)
 
     @property
     def weighs(self) -> bool:
