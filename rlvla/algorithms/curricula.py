@@ -1,16 +1,18 @@
 """Curricula over tasks: sampling probabilities from success rates.
 
 A curriculum is a function from `TaskSuccess` to a weight per task; `task_shares` turns weights into probabilities.
+Its options are keyword arguments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from rlvla.options import Registry
+from rlvla.options import Registry, keyword_arguments
 
 # The slow mean of success looks back over this many horizons.
 SLOW = 4.0
@@ -46,18 +48,25 @@ class TaskSuccess:
         self.episodes[task] += count
 
 
-Curriculum = Callable[[TaskSuccess], np.ndarray]
-_CURRICULA: Registry[Curriculum] = Registry("task sampling")
+Curriculum = Callable[..., np.ndarray]
+TASK_SAMPLINGS: Registry[Curriculum] = Registry("task sampling", flag="task_sampling")
 
 
-def register_task_sampling(name: str) -> Callable[[Curriculum], Curriculum]:
-    """Decorator that registers a curriculum: a function from `TaskSuccess` to weights [T], not negative."""
-    return _CURRICULA.register(name)
+def register_task_sampling(name: str, *, options: type | None = None) -> Callable[[Curriculum], Curriculum]:
+    """Decorator that registers a curriculum: a function from `TaskSuccess` to weights [T], not negative.
+
+    Args:
+        name: for --task_sampling.
+        options: frozen dataclass of `rlvla.options.arg` fields, which become flags; the function receives their values
+            as keyword arguments.
+    """
+    return TASK_SAMPLINGS.register(name, options=options)
 
 
-def list_task_samplings() -> list[str]:
-    """Values of `--task_sampling`; "uniform", which is not a curriculum, comes first."""
-    return ["uniform", *_CURRICULA.names()]
+@register_task_sampling("uniform")
+def uniform(success: TaskSuccess) -> np.ndarray:
+    """1 for every task; runs have no curriculum then, but visit every initial state equally often."""
+    return np.ones(len(success.recent))
 
 
 @register_task_sampling("inverse_success")
@@ -72,7 +81,7 @@ def learning_progress(success: TaskSuccess) -> np.ndarray:
     return np.abs(success.recent - success.earlier)
 
 
-def task_shares(name: str, success: TaskSuccess, factors: np.ndarray, floor: float) -> np.ndarray:
+def task_shares(name: str, success: TaskSuccess, factors: np.ndarray, floor: float, options: Any = None) -> np.ndarray:
     """Probabilities [T] of the tasks.
 
     Args:
@@ -80,14 +89,16 @@ def task_shares(name: str, success: TaskSuccess, factors: np.ndarray, floor: flo
         success: statistics of the tasks; a task without episodes weighs at least as much as any other.
         factors: [T], multiply the probabilities; not negative and not all 0.
         floor: share of the draws that is uniform over the tasks, above 0.
+        options: options of the curriculum; None: its defaults.
 
     Raises:
         ValueError: unknown name, or a curriculum that raises (the cause of the error), or whose weights are negative,
             not finite or of another number.
     """
-    curriculum = _CURRICULA.get(name)
+    curriculum = TASK_SAMPLINGS.get(name)
+    arguments = keyword_arguments(options, TASK_SAMPLINGS.parameters(name))
     try:
-        weights = np.array(curriculum(success), dtype=np.float64)
+        weights = np.array(curriculum(success, **arguments), dtype=np.float64)
     except Exception as error:  # from a user's curriculum
         raise ValueError(f"task sampling {name!r} failed") from error
     if weights.shape != success.recent.shape or not np.isfinite(weights).all() or (weights < 0).any():

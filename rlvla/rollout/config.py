@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rlvla.algorithms.curricula import list_task_samplings
+from rlvla.algorithms.curricula import TASK_SAMPLINGS
 from rlvla.models.config import ActorConfig
-from rlvla.options import Condition, Registry, arg, equals
+from rlvla.options import Condition, Registry, arg, equals, fill_selected, selected
 
 if TYPE_CHECKING:
     import torch
@@ -118,13 +118,17 @@ _CURRICULUM = Condition(lambda flags: flags["task_sampling"] != "uniform", "--ta
 
 @dataclass(frozen=True)
 class TaskSamplingConfig:
-    """Choice of the task instances of training."""
+    """Choice of the task instances of training.
+
+    Attributes:
+        curriculum_options: options of the curriculum.
+    """
 
     task_sampling: str = arg(
         "uniform",
         "curriculum that draws the task of each group: uniform (every initial state equally often), inverse_success "
         "(by failure rate), learning_progress (by change of the success rate), or a custom one",
-        choices=list_task_samplings,
+        choices=TASK_SAMPLINGS.names,
     )
     task_sampling_floor: float = arg(
         0.2,
@@ -149,6 +153,10 @@ class TaskSamplingConfig:
     task_sampler: str | None = arg(
         None, "custom class that chooses task and initial state of each group", metavar="FILE.py:CLASS"
     )
+    curriculum_options: Any = selected(TASK_SAMPLINGS)
+
+    def __post_init__(self) -> None:
+        fill_selected(self)
 
     @property
     def favours_some(self) -> bool:

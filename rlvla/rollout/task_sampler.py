@@ -197,7 +197,13 @@ class CurriculumSampler(TaskSampler):
     def _update_shares(self) -> None:
         config = self._config
         try:
-            self._shares = task_shares(config.task_sampling, self.success, self._factors, config.task_sampling_floor)
+            self._shares = task_shares(
+                config.task_sampling,
+                self.success,
+                self._factors,
+                config.task_sampling_floor,
+                config.curriculum_options,
+            )
         except ValueError as error:
             cause = error.__cause__  # raised by a custom curriculum
             where = "" if cause is None else f":\n{user_traceback(cause, Path(curricula.__file__))}"

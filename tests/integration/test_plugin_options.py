@@ -12,7 +12,9 @@ import yaml
 from safetensors.torch import load_file
 
 from cli.train_ppo_vla import main as train
+from cli.train_sac_vla import main as train_sac
 from rlvla.algorithms.advantages import ADVANTAGE_ESTIMATORS
+from rlvla.algorithms.curricula import TASK_SAMPLINGS
 from rlvla.algorithms.policy_losses import POLICY_LOSSES
 from rlvla.checkpoints.run_folder import RUN_FILE
 from rlvla.rewards.base import REWARDS
@@ -29,6 +31,13 @@ RUN = [
     *("--reward", "env_progress", "hurry", "--hurry_cost", "0.5", "--hurry_free_steps", "20", "--no-check_start"),
 ]
 PPO = ["--advantage_estimator", "clipped_group", "--policy_loss", "anchored"]
+SAC = [
+    *MODULES,
+    *("--task_suite_name", "toy_push", "--task_names", "red_to_green", "blue_to_yellow", "--use_proprio"),
+    *("--max_steps", "12", "--action_chunk_len", "3", "--hidden_sizes", "16", "--num_envs", "1"),
+    *("--rollout_batch_size", "4", "--random_episodes", "4", "--train_batch_size", "16", "--eval_episodes", "2"),
+    *("--no-val_before_train", "--no-use_tensorboard", "--deterministic_rollout"),
+]
 OPTIONS = ["--group_scale", "0.5", "--group_clip", "0.25", "--anchor_up", "2", "--anchor_down", "3"]
 
 
@@ -37,7 +46,7 @@ def own_registries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test loads the plug-ins, and what they register is gone after it."""
     for name in [name for name in sys.modules if name.startswith("rlvla_custom_")]:
         monkeypatch.delitem(sys.modules, name)
-    for registry in (ADVANTAGE_ESTIMATORS, POLICY_LOSSES, LEARNERS, REWARDS):
+    for registry in (ADVANTAGE_ESTIMATORS, POLICY_LOSSES, LEARNERS, REWARDS, TASK_SAMPLINGS):
         for name in registry.names():
             registry.get(name)  # imports the module that registers it
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
@@ -46,6 +55,10 @@ def own_registries(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(policy: Path, folder: Path, *more: str) -> list[dict[str, float]]:
     train(["--pretrain", str(policy), "--save_path", str(folder), *RUN, *more])
     return read_metrics(folder)
+
+
+def run_sac(folder: Path, episodes: int, *more: str) -> None:
+    train_sac([*SAC, "--save_path", str(folder), "--num_episodes", str(episodes), *more])
 
 
 def refused(policy: Path, folder: Path, capsys: pytest.CaptureFixture, *more: str) -> str:
@@ -86,6 +99,21 @@ def test_a_learner_with_options(policy_folder: Path, tmp_path: Path) -> None:
     assert updates[-1]["actor/kept"] == 16, "all scores are above -5"
 
 
+def test_a_curriculum_with_options(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    flags = ["--task_sampling", "frontier", "--frontier_width", "0.05", "--save_steps", "1"]
+    run_sac(tmp_path / "run", 8, *flags)
+    recorded = json.loads((tmp_path / "run" / RUN_FILE).read_text())
+    assert recorded["batch"]["frontier_width"] == 0.05
+    assert recorded["batch"].pop("frontier_success") == 0.5, "a run from before this option can be resumed"
+    (tmp_path / "run" / RUN_FILE).write_text(json.dumps(recorded))
+    with pytest.raises(SystemExit):
+        run_sac(tmp_path / "run", 12, *flags, "--frontier_width", "0.1", "--load_checkpoint")
+    assert "--frontier_width 0.1: the run in" in capsys.readouterr().err
+    run_sac(tmp_path / "run", 12, *flags, "--load_checkpoint")
+    state = json.loads((tmp_path / "run" / "checkpoints" / "iteration_000003" / "trainer.json").read_text())
+    assert sum(state["task_sampler"]["episodes"]) == 12
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -93,6 +121,8 @@ def test_a_learner_with_options(policy_folder: Path, tmp_path: Path) -> None:
         (["--group_clip", "1"], ("--group_clip 1.0", "--advantage_estimator gae does not use it")),
         (["--bc_steps", "3"], ("--bc_steps 3", "--algorithm ppo does not use it")),
         (["--reward", "success", "--hurry_free_steps", "3"], ("--hurry_free_steps 3", "no hurry in --reward")),
+        (["--frontier_width", "0.3"], ("--frontier_width 0.3", "--task_sampling uniform does not use it")),
+        (["--task_sampling", "frontier", "--frontier_success", "2"], ("--frontier_success 2.0", "at most 1")),
         ([*PPO, "--group_clip", "0"], ("--group_clip 0.0", "greater than 0")),
         (["--hurry_free_steps", "-1"], ("--hurry_free_steps -1", "at least 0")),
         (["--algorithm", "filtered_bc", "--bc_steps", "0"], ("--bc_steps 0", "at least 1")),
@@ -115,6 +145,7 @@ def test_help_shows_them_under_their_owners(capsys: pytest.CaptureFixture, monke
         "advantage estimator clipped_group": "--group_scale",
         "algorithm filtered_bc": "--bc_threshold",
         "reward hurry": "--hurry_cost",
+        "task sampling frontier": "--frontier_width",
     }.items():
         group = text.partition(f"\n{title}:")[2].partition("\n\n")[0]
         assert flag in group and "(default: " in group, title

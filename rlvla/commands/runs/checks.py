@@ -13,7 +13,7 @@ from rlvla.checkpoints.training import list_checkpoints
 from rlvla.commands.runs.flags import TrainingRun
 from rlvla.commands.setup import CheckedRun
 from rlvla.envs.config import EnvConfig
-from rlvla.utils.cli.flags import no_effect_problems, range_problems
+from rlvla.utils.cli.flags import flag_fields, no_effect_problems, range_problems
 from rlvla.utils.data_files import read_json
 from rlvla.utils.deepspeed.config import launched_world_size
 from rlvla.utils.errors import ConfigError, Problem, require
@@ -176,8 +176,11 @@ def nothing_to_evaluate(flags: TrainingRun) -> Problem:
 
 
 def _defaults(flags: TrainingRun, setting: CheckedRun) -> dict[str, dict[str, Any]]:
-    """`describe` of the default flags, except for the suite."""
-    defaults = {name: as_flat_dict(type(group)()) for name, group in flags.groups.items()}
+    """`describe` of the default flags and of all registered options, except for the suite."""
+    defaults = {
+        name: {flag: field.default for flag, field in flag_fields(type(group)).items()} | as_flat_dict(type(group)())
+        for name, group in flags.groups.items()
+    }
     defaults["env"] = EnvConfig(task_suite_name=setting.env.task_suite_name).as_dict()
     plain: dict[str, dict[str, Any]] = json.loads(json.dumps(defaults))
     return plain

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 from rlvla.algorithms import curricula
-from rlvla.algorithms.curricula import TaskSuccess, list_task_samplings, register_task_sampling, task_shares
+from rlvla.algorithms.curricula import TaskSuccess, register_task_sampling, task_shares
+from rlvla.options import Options, arg
 
 
 def slow_means(blocks: list[list[bool]], horizon: float) -> float:
@@ -73,13 +75,25 @@ def test_a_task_that_was_never_played_weighs_at_least_as_much_as_the_heaviest() 
 
 
 def test_one_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curricula._CURRICULA, "_entries", dict(curricula._CURRICULA._entries))
+    monkeypatch.setattr(curricula.TASK_SAMPLINGS, "_entries", dict(curricula.TASK_SAMPLINGS._entries))
 
     @register_task_sampling("hardest")
     def hardest(success: TaskSuccess) -> np.ndarray:
         return (success.recent == success.recent.min()).astype(float)
 
-    assert list_task_samplings()[0] == "uniform" and "hardest" in list_task_samplings()
+    assert {"uniform", "hardest"} <= set(curricula.TASK_SAMPLINGS.names())
+
+    @dataclass(frozen=True)
+    class Target(Options):
+        target: float = arg(0.5, "success rate")
+
+    @register_task_sampling("near", options=Target)
+    def near(success: TaskSuccess, *, target: float = 0.5) -> np.ndarray:
+        return 1.0 - np.abs(success.recent - target)
+
+    one = np.ones(2)
+    assert task_shares("near", known(1.0, 0.5), one, 0.5).tolist() == pytest.approx([5 / 12, 7 / 12])
+    assert task_shares("near", known(1.0, 0.5), one, 0.5, Target(1.0)).tolist() == pytest.approx([7 / 12, 5 / 12])
     assert shares("hardest", known(0.4, 0.1), floor=0.2) == pytest.approx([0.1, 0.9])
 
     @register_task_sampling("broken")

@@ -151,7 +151,7 @@ def test_tasks_that_fail_are_drawn_more_often() -> None:
 
 
 def test_a_curriculum_of_ones_own_that_fails_ends_the_run_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curricula._CURRICULA, "_entries", dict(curricula._CURRICULA._entries))
+    monkeypatch.setattr(curricula.TASK_SAMPLINGS, "_entries", dict(curricula.TASK_SAMPLINGS._entries))
 
     @curricula.register_task_sampling("late")
     def late(success: curricula.TaskSuccess) -> np.ndarray:
