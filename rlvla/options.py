@@ -70,7 +70,11 @@ def equals(name: str, *values: Any) -> Condition:
 
 @dataclass(frozen=True)
 class Options:
-    """Base of the options of registered functions, which receive them as keyword arguments."""
+    """Base of the options of registered functions, which receive them as keyword arguments.
+
+    Any options may have a method `problems() -> list[Problem]` for values that do not fit together; each value is then
+    within its bounds.
+    """
 
     def arguments(self) -> dict[str, Any]:
         """Keyword argument -> value."""

@@ -142,7 +142,7 @@ def _missing_source(names: Sequence[str]) -> str:
 
 REWARDS: Registry[SourceFactory] = Registry(
     "reward",
-    defaults={"own_flag": None, "kinds": None, "reads_images": True},
+    defaults={"own_flag": None, "kinds": None, "reads_images": True, "scores_decisions": False},
     selection=_sources_in_use,
     unused=_missing_source,
 )
@@ -163,6 +163,7 @@ def register_reward(
     *,
     options: type | None = None,
     reads_images: bool = True,
+    scores_decisions: bool = False,
 ) -> Callable[[SourceFactory], SourceFactory]:
     """Decorator that registers a factory of a reward source.
 
@@ -174,8 +175,10 @@ def register_reward(
         options: frozen dataclass of `rlvla.options.arg` fields, which become flags; the factory is called with it.
             Without options it is called with the `RewardConfig`.
         reads_images: the source needs the images of observations; otherwise a run may leave them out.
+        scores_decisions: its episodes have `EpisodeReward.scores`, for --replay_score_source.
     """
-    return REWARDS.register(name, options=options, own_flag=own_flag, kinds=kinds, reads_images=reads_images)
+    attributes = {"own_flag": own_flag, "kinds": kinds, "reads_images": reads_images}
+    return REWARDS.register(name, options=options, scores_decisions=scores_decisions, **attributes)
 
 
 def _adding_flags() -> dict[str, str]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rlvla.rewards.config import RewardConfig
 
 
-@register_reward("rm", reads_images=False)
+@register_reward("rm", reads_images=False, scores_decisions=True)
 def machine_source(config: RewardConfig) -> MachineSource:
     """The source of `--reward rm`."""
     if config.rm_propositions == "vlm":

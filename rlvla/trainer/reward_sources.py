@@ -125,7 +125,7 @@ def configure_for_learner(
                 setattr(source, name, value)
 
 
-@register_reward("rm_model")
+@register_reward("rm_model", scores_decisions=True)
 def rm_model(config: RewardConfig) -> RewardModelSource:
     """The source of `--reward rm_model`."""
     if config.rm_model_path is None:

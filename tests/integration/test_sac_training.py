@@ -6,7 +6,7 @@ import json
 import math
 import re
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,16 @@ from cli.export_policy import main as export
 from cli.train_sac_vla import build_parser
 from cli.train_sac_vla import main as train
 from rlvla.commands.off_policy.flags import SACRun
+from rlvla.commands.off_policy.learner_checks import learner_problems
 from rlvla.commands.off_policy.train import run_sac
 from rlvla.commands.runs.flags import flags_of
 from rlvla.data.reading import read_demonstrations
 from rlvla.envs.config import EnvConfig
 from rlvla.models.value_models import RewardModel
+from rlvla.options import Options, arg
 from rlvla.replay import priorities
-from rlvla.replay.priorities import PrioritySettings, hybrid_priority
+from rlvla.replay.priorities import hybrid_priority
+from rlvla.rewards.base import REWARDS, register_reward
 from rlvla.trainer.off_policy.sac import SAC
 from tests.support.launching import launch
 from tests.support.robosuite_reference import require_simulator
@@ -178,7 +181,7 @@ def test_the_replay_weighs_draws_and_evicts_as_told(tmp_path: Path) -> None:
     seen = buffer.gather(rows, ["action_score", "progress", "td_error"])
     known = np.isfinite(seen["td_error"])
     scores = {name: values[known] for name, values in seen.items()}
-    product = hybrid_priority(**scores, settings=PrioritySettings(combine="product"))
+    product = hybrid_priority(**scores, combine="product")
     assert known.sum() > 8 and buffer.tree.get(rows[known]) == pytest.approx(product, rel=1e-4)
     versions = [int(episode.policy_version[0]) for episode in buffer.stored_episodes()]
     assert len(versions) >= 8 and len(set(versions)) > 2, "with fifo only those of the last two iterations are left"
@@ -215,22 +218,37 @@ def test_two_ranks_share_the_buffer_and_one_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_priority_of_ones_own_reads_scores_if_there_are_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(priorities._KINDS, "_entries", dict(priorities._KINDS._entries))
+    registry = priorities.REPLAY_PRIORITIES
+    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     judged: list[bool] = []
 
-    @priorities.register_priority("steep_progress")
-    def steep_progress(
-        action_score: Any, progress: Any, td_error: Any, *, settings: priorities.PrioritySettings
-    ) -> np.ndarray:
-        judged.append(bool(np.isfinite(progress).any()))
-        return np.nan_to_num(np.asarray(progress)) ** 2 + settings.vlm_weight
+    @dataclass(frozen=True)
+    class Steep(Options):
+        steep_floor: float = arg(0.1, "added to each priority", above=0)
 
-    own = ["--replay_priority", "steep_progress", "--replay_vlm_weight", "0.2"]
+    @priorities.register_priority("steep_progress", options=Steep)
+    def steep_progress(action_score: Any, progress: Any, td_error: Any, *, steep_floor: float) -> np.ndarray:
+        judged.append(bool(np.isfinite(progress).any()))
+        assert steep_floor == 0.2
+        return np.nan_to_num(np.asarray(progress)) ** 2 + steep_floor
+
+    own = ["--replay_priority", "steep_progress", "--steep_floor", "0.2"]
     run(tmp_path / "judged", 8, *own, "--reward", "success", "rm:0", "--replay_score_source", "rm")
     assert any(judged)
     judged.clear()
     run(tmp_path / "alone", 8, *own)
     assert judged and not any(judged)
+
+
+def test_a_judge_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(REWARDS, "_entries", dict(REWARDS._entries))
+    register_reward("closeness", scores_decisions=True)(dict)
+    register_reward("price")(dict)
+    options = ["--reward", "success", "closeness:0", "price", "--replay_priority", "vlm", "--replay_score_source"]
+    flags = SACRun.from_namespace(build_parser().parse_args([*SUITE, *options, "closeness"])).completed()
+    assert learner_problems(flags) == []
+    flags = SACRun.from_namespace(build_parser().parse_args([*SUITE, *options, "price"])).completed()
+    assert [(p.flag, p.reason) for p in learner_problems(flags)] == [("replay_score_source", "unknown_name")]
 
 
 REFUSED = {
@@ -244,7 +262,7 @@ REFUSED = {
         "one of them must be positive",
     ),
     "alpha": (["--replay_priority", "td", "--replay_alpha", "-1"], "replay_alpha"),
-    "powers": (["--replay_priority", "td", "--replay_alpha", "100"], "--replay_alpha: alpha 100 is too large"),
+    "powers": (["--replay_priority", "td", "--replay_alpha", "100"], "--replay_alpha 100 is too large"),
     "beta": (["--replay_priority", "td", "--replay_beta", "0.4", "1.5"], "replay_beta"),
     "n": (["--n_step", "0"], "n_step"),
     "ratio": (["--utd_ratio", "0"], "utd_ratio"),
@@ -261,8 +279,8 @@ REFUSED = {
     "profile of nothing": (["--profile_steps", "1", "--val_only"], "records training"),
     "no episodes": (["--rollout_batch_size", "0"], "must be at least 1"),
     "no board": (["--wandb_name", "x"], "wandb_name"),
-    "no images to shift": (["--image_shift", "2"], "--image_shift 2: no effect without --read_images"),
-    "unread": (["--replay_alpha", "0.5"], "does not read it"),
+    "no images to shift": (["--image_shift", "2"], "--image_shift 2: it belongs to --read_images"),
+    "unread": (["--replay_alpha", "0.5"], "--replay_priority uniform does not use it"),
     "primitives": (["--policy", "primitives"], "the environment has none"),
     "sharding": (["--zero_stage", "3"], "need neither sharding"),
     "nothing to read": (["--no-use_proprio"], "the policy reads proprio"),

@@ -6,15 +6,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from rlvla.commands.off_policy.flags import SACRun
+from rlvla.replay.priorities import REPLAY_PRIORITIES
 from rlvla.rewards import RewardConfig
-from rlvla.rewards.base import component_of, parse_rewards, source_of
+from rlvla.rewards.base import REWARDS, component_of, parse_rewards, source_of
 from rlvla.rewards.vlm.questions import question_named
 from rlvla.trainer.off_policy.config import ASKED_AGAIN, DSRL
 from rlvla.utils.cli.flags import no_effect
 from rlvla.utils.deepspeed.config import launched_world_size
 from rlvla.utils.errors import ConfigError, Problem
-
-_JUDGES = ("rm", "rm_model", "vlm")  # reward sources that score every decision
 
 
 def learner_problems(flags: SACRun) -> list[Problem]:
@@ -29,7 +28,7 @@ def learner_problems(flags: SACRun) -> list[Problem]:
 
 
 def _number_problems(flags: SACRun) -> Iterator[Problem]:
-    sac, replay, strategy = flags.sac, flags.replay, flags.strategy
+    sac, strategy = flags.sac, flags.strategy
     assert sac.n_critics is not None  # see `SACRun.completed`
     if sac.target_critics > sac.n_critics:
         text = f"--target_critics {sac.target_critics} of --n_critics {sac.n_critics}: there are not so many"
@@ -42,29 +41,22 @@ def _number_problems(flags: SACRun) -> Iterator[Problem]:
     for name in (name for name, used in (("zero_stage", strategy.zero_stage == 3), ("bf16", strategy.bf16)) if used):
         text = f"--{name}: the networks of this learner are small, and need neither sharding nor half precision"
         yield Problem(name, "unavailable", f"{text}; leave it out")
-    if replay.replay_vlm_weight == replay.replay_td_weight == 0:
-        text = "--replay_vlm_weight and --replay_td_weight are both 0; one of them must be positive"
-        yield Problem("replay_vlm_weight", "out_of_range", text)
-        return
-    try:
-        _ = replay.priority_settings
-    except ValueError as error:
-        yield Problem("replay_alpha", "out_of_range", f"--replay_alpha: {error}")
 
 
 def _score_problems(flags: SACRun) -> Iterator[Problem]:
     """Priorities that lack scores, and judges that cannot give them."""
     priority, source, rewards = flags.replay.replay_priority, flags.replay.replay_score_source, flags.rewards
     if source is None:
-        if priority in ("vlm", "hybrid"):  # custom priorities may do without
+        if REPLAY_PRIORITIES.attribute(priority, "needs_scores"):
             text = f"--replay_priority {priority} needs --replay_score_source, whose scores count"
             yield Problem("replay_score_source", "needs_flag", text)
         return
-    judges = [name for name in map(component_of, rewards.reward) if source_of(name)[0] in _JUDGES]
-    if source not in judges and priority not in ("uniform", "td"):
+    known = [name for name in REWARDS.names() if REWARDS.attribute(name, "scores_decisions")]
+    judges = [name for name in map(component_of, rewards.reward) if source_of(name)[0] in known]
+    if source not in judges and REPLAY_PRIORITIES.attribute(priority, "reads_scores"):
         text = (
             f"--replay_score_source {source}: must be a source of --reward that scores every decision "
-            f"({', '.join(_JUDGES)}); yours: {', '.join(judges) or 'none'}. One with weight 0 only scores, e.g. rm:0"
+            f"({', '.join(known)}); yours: {', '.join(judges) or 'none'}. One with weight 0 only scores, e.g. rm:0"
         )
         yield Problem("replay_score_source", "unknown_name", text)
     at_the_end = {

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rlvla.rewards.config import RewardConfig
 
 
-@register_reward("vlm", kinds=question_names)
+@register_reward("vlm", kinds=question_names, scores_decisions=True)
 class VLMSource:
     """Scores frames with a vision-language model.
 

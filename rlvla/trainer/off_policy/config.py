@@ -11,8 +11,8 @@ from rlvla.algorithms.choices import CRITIC_REDUCTIONS
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.models.config import CAMERA_MAP_HELP, MAX_FLOW_STEPS, PLATFORM_HELP
 from rlvla.models.vla.choices import PLATFORMS
-from rlvla.options import Condition, arg, equals, given, switched_on
-from rlvla.replay.priorities import PrioritySettings, priority_names
+from rlvla.options import Condition, arg, equals, fill_selected, given, selected, switched_on
+from rlvla.replay.priorities import REPLAY_PRIORITIES
 from rlvla.rewards.base import RewardSource
 from rlvla.rewards.machine_source import MachineSource
 from rlvla.trainer.config import (
@@ -45,16 +45,13 @@ HER_GOALS = ("final", "future", "episode")
 NORMALISATIONS = ("max", "clip", "none")
 
 
-def _not_drawn_by(*priorities: str) -> Condition:
-    """--replay_priority is not one of these; a custom one may read everything."""
-    text = "--replay_priority {replay_priority} does not read it"
-    return Condition(lambda flags: flags["replay_priority"] not in priorities, text)
-
-
 _DSRL, _PRIMITIVES = equals("policy", DSRL), equals("policy", "primitives")
-_BY_PRIORITY = _not_drawn_by("uniform")
-_BY_SCORE = _not_drawn_by("uniform", "td")
-_BY_BOTH = _not_drawn_by("uniform", "td", "vlm")
+_UNREAD = "--replay_priority {replay_priority} does not use it"
+_BY_PRIORITY = Condition(lambda flags: flags["replay_priority"] != "uniform", _UNREAD)
+_BY_SCORE = Condition(
+    lambda flags: REPLAY_PRIORITIES.attribute(flags["replay_priority"], "reads_scores"),
+    _UNREAD,
+)
 
 
 @dataclass(frozen=True)
@@ -209,7 +206,11 @@ class NoiseConfig:
 
 @dataclass(frozen=True)
 class ReplayConfig:
-    """Replay buffer: capacity, priorities, rescoring, hindsight, demonstrations."""
+    """Replay buffer: capacity, priorities, rescoring, hindsight, demonstrations.
+
+    Attributes:
+        priority_options: options of the sampling priority.
+    """
 
     replay_capacity: int = arg(
         100_000, "decisions that the replay buffer of a rank holds, one more for each episode", minimum=2
@@ -222,7 +223,7 @@ class ReplayConfig:
     replay_priority: str = arg(
         "uniform",
         "sampling priority of a decision: uniform, td (its TD error), vlm (its score by a judge) or hybrid (both)",
-        choices=priority_names,
+        choices=REPLAY_PRIORITIES.names,
     )
     replay_score_source: str | None = arg(
         None,
@@ -230,16 +231,6 @@ class ReplayConfig:
         "weight 0 in --reward it only scores",
         metavar="SOURCE",
         read_if=_BY_SCORE,
-    )
-    replay_combine: str = arg(
-        "additive", "hybrid: combination of score and TD error", choices=("product", "additive"), read_if=_BY_BOTH
-    )
-    replay_alpha: float = arg(0.6, "exponent of the priorities", minimum=0, read_if=_BY_PRIORITY)
-    replay_vlm_weight: float = arg(0.5, "hybrid: weight of the judge's score", minimum=0, read_if=_BY_BOTH)
-    replay_td_weight: float = arg(0.5, "hybrid: weight of the TD error", minimum=0, read_if=_BY_BOTH)
-    replay_max_td_error: float = arg(20.0, "TD errors are clipped to this", above=0, read_if=_BY_PRIORITY)
-    replay_eps: float | None = arg(
-        None, "keeps priorities above 0 (default: 1e-6 for products, 1e-2 for sums)", above=0, read_if=_BY_PRIORITY
     )
     replay_beta: tuple[float, ...] = arg(
         (0.4, 1.0),
@@ -322,17 +313,10 @@ class ReplayConfig:
     )
     demo_share: float = arg(0.5, "--demos: fraction of each batch drawn from them (RLPD)", above=0, below=1)
 
-    @property
-    def priority_settings(self) -> PrioritySettings:
-        """The settings of the priorities; ValueError if both weights are 0."""
-        return PrioritySettings(
-            self.replay_alpha,
-            self.replay_vlm_weight,
-            self.replay_td_weight,
-            self.replay_max_td_error,
-            self.replay_eps,
-            self.replay_combine,
-        )
+    priority_options: Any = selected(REPLAY_PRIORITIES)
+
+    def __post_init__(self) -> None:
+        fill_selected(self)
 
 
 @dataclass(frozen=True)

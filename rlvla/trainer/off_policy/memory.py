@@ -74,7 +74,7 @@ class Memory:
         self.sentences: list[str] = []  # by their numbers in the buffer
         self._buffer: ReplayBuffer | None = None
         self._saved, self._needed = 0, list[int]()  # saved states of the buffer: the last, and those in checkpoints
-        self._priority = make_priority(config.replay_priority, config.priority_settings)
+        self._priority = make_priority(config.replay_priority, config.priority_options)
         self._settings = BufferConfig(
             columns_of(actor.stored_sizes, named_tasks=config.replay_rescore_interval > 0),
             config.replay_capacity,

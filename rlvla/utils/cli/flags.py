@@ -524,7 +524,8 @@ def range_problems(config: Any) -> list[Problem]:
             problem = target_problem(value, folder=field.metadata["writes"] == "folder")
             if problem:
                 problems.append(Problem(name, "not_writable", f"--{name} {value}: {problem}"))
-    problems += [problem for options in registered_options(config) for problem in range_problems(options)]
+    for options in registered_options(config):
+        problems += range_problems(options) or getattr(options, "problems", list)()
     return problems + [problem for problem in whole if problem.flag not in {p.flag for p in problems}]
 
 

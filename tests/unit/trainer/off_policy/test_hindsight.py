@@ -17,6 +17,7 @@ from rlvla.envs import list_tasks
 from rlvla.experience import Sample
 from rlvla.models.soft_actor.config import SoftActorConfig
 from rlvla.models.soft_actor.policy import SoftActorPolicy
+from rlvla.replay.priorities import TDOptions
 from rlvla.replay.schema import Episode
 from rlvla.rewards import RewardConfig
 from rlvla.rewards.machine_source import MachineSource
@@ -208,7 +209,10 @@ def test_what_can_be_a_goal(trace: list[str], goals: dict[str, set[int]]) -> Non
 def memory(folder: Path, capacity: int = 400) -> Memory:
     config = SoftActorConfig(action_dim=1, action_chunk_len=3, proprio_dim=2, hidden_sizes=(8,), goals=5)
     settings = ReplayConfig(
-        replay_priority="td", replay_alpha=1.0, replay_eps=1e-6, replay_capacity=capacity, replay_eviction="value"
+        replay_priority="td",
+        replay_capacity=capacity,
+        replay_eviction="value",
+        priority_options=TDOptions(replay_alpha=1.0, replay_eps=1e-6),
     )
     return Memory(SoftActorPolicy(config), settings, folder)
 
