@@ -109,8 +109,10 @@ class Parser(argparse.ArgumentParser):
 
     def group(self, kind: str, names: Sequence[str]) -> Any:
         """The group of flags that belong to `names` of a kind, e.g. the policy losses clip_cov and kl_cov."""
-        plural = kind if len(names) == 1 else f"{kind}{'es' if kind.endswith('s') else 's'}"
-        title = f"{plural} {', '.join(names)}"
+        plural = (
+            f"{kind}es" if kind.endswith("s") else f"{kind.removesuffix('y')}ies" if kind.endswith("y") else f"{kind}s"
+        )
+        title = f"{plural if len(names) > 1 else kind} {', '.join(names)}"
         existing = next((group for group in self._action_groups if group.title == title), None)
         self.kinds[title] = kind, names
         return existing or self.add_argument_group(title)
