@@ -12,7 +12,7 @@ from rlvla.data.lerobot_cache import cached_dataset, is_repo_id
 from rlvla.envs.registry import get_suite
 from rlvla.utils.cli.config_file import flag_arguments
 from rlvla.utils.cli.flags import Parser, arg
-from rlvla.utils.data_files import read_yaml_with_lines
+from rlvla.utils.data_files import parse_yaml, read_settings
 from rlvla.utils.errors import ConfigError, Problem
 
 Settings = dict[str, Any]  # flag, without dashes -> value as YAML has it; None for the default
@@ -244,7 +244,7 @@ def read_recipe(path: Path) -> Recipe:
     Raises:
         ConfigError: the file is not valid YAML, or has no stages.
     """
-    content, lines = read_yaml_with_lines(path)
+    content, lines = read_settings(path)
     content = _with_text_keys(content)
     not_a_recipe = Problem(
         "recipe",
@@ -342,9 +342,12 @@ def changes(assignments: Sequence[str]) -> Source:
             )
         else:
             try:
-                stages.setdefault(stage, {})[name] = yaml.safe_load(value)
-            except yaml.YAMLError:
-                stages.setdefault(stage, {})[name] = value
+                stages.setdefault(stage, {})[name] = parse_yaml(value, "its value")
+            except ConfigError as error:
+                if isinstance(error.__cause__, yaml.YAMLError):  # a text, such as *.hdf5
+                    stages.setdefault(stage, {})[name] = value
+                else:
+                    problems += [problem.of_flag("set", place) for problem in error.problems]
     if problems:
         raise ConfigError(problems)
     return Source(stages, {}, "--set")

@@ -8,6 +8,7 @@ import json
 import math
 import types
 import typing
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,7 +21,13 @@ if TYPE_CHECKING:
 Kind = TypeVar("Kind", bound="DataclassInstance")
 
 _LONGEST_REASON = 200
-_MOST_NODES = 1_000_000  # of a YAML file, each counted as often as aliases repeat it
+# Limits of a YAML text, within which it is read in a second.
+_MOST_BYTES = 2**20
+_MOST_NODES = 50_000  # each counted as often as aliases repeat it
+_DEEPEST = 100  # mappings and lists in each other
+_MOST_SETTINGS = 1_000  # keys of a file of settings; each unknown one is compared with all flags
+_YAML_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_LONGEST_NUMBER = 400  # characters; float64 has up to 309 digits before the point
 
 
 def read_json(path: Path, *, allow_nan: bool = False) -> dict[str, Any]:
@@ -69,16 +76,30 @@ def read_yaml(path: Path) -> Any:
 
     Raises:
         ConfigError: the file cannot be read, is not YAML in UTF-8, names a key twice, has a list or a mapping for a
-            key, is nested too deeply, or its aliases refer to themselves or repeat too much.
+            key, or exceeds the limits of this module on bytes, nodes (with aliases expanded), nesting and digits.
     """
-    return read_yaml_with_lines(path)[0]
+    return _parse_yaml(_content_of(path, _MOST_BYTES), path)[0]
 
 
-def read_yaml_with_lines(path: Path) -> tuple[Any, dict[tuple[str, ...], int]]:
-    """The content of a YAML file, and the line, counted from 1, of each key of its mappings.
+def read_settings(path: Path) -> tuple[Any, dict[tuple[str, ...], int]]:
+    """The content of a YAML file of settings, and the line, counted from 1, of each key of its mappings.
 
-    Keys are named by the keys above them and themselves: `("stages", "sft", "seed")`. Errors as in `read_yaml`.
+    Keys are named by the keys above them and themselves: `("stages", "sft", "seed")`. Errors as in `read_yaml`, and
+    for more than 1,000 keys.
     """
+    content, lines = _parse_yaml(_content_of(path, _MOST_BYTES), path)
+    if len(lines) > _MOST_SETTINGS:
+        text = f"{path} has {len(lines):,} keys, more than {_MOST_SETTINGS:,}; keep those that are settings"
+        raise ConfigError.of(None, "invalid_file", text)
+    return content, lines
+
+
+def parse_yaml(text: str, where: object) -> Any:
+    """The content of a YAML text; `where` names its place in messages. Errors as in `read_yaml`."""
+    return _parse_yaml(text.encode("utf-8", "replace"), where)[0]
+
+
+def _parse_yaml(content: bytes, where: object) -> tuple[Any, dict[tuple[str, ...], int]]:
     import yaml  # not installed where only environments run
 
     lines: dict[tuple[str, ...], int] = {}
@@ -89,47 +110,76 @@ def read_yaml_with_lines(path: Path) -> tuple[Any, dict[tuple[str, ...], int]]:
             if key.value == "<<":  # the keys of other mappings, over which those beside it take precedence
                 for merged in value.value if isinstance(value, yaml.SequenceNode) else [value]:
                     note_lines(merged, above)
-            else:
+            elif isinstance(key, yaml.ScalarNode):
                 lines.setdefault((*above, key.value), key.start_mark.line + 1)
                 note_lines(value, (*above, key.value))
 
-    def expanded(node: Any, sizes: dict[int, int]) -> int:
-        """Number of nodes of `node` with its aliases expanded; `sizes`: id of a counted node -> its number."""
-        if isinstance(node, yaml.ScalarNode):
-            return 1
-        if id(node) not in sizes:
-            sizes[id(node)] = _MOST_NODES  # unless it holds itself
-            entries = node.value
-            if isinstance(node, yaml.MappingNode):
-                if not all(isinstance(key, yaml.ScalarNode) for key, _ in entries):
-                    raise ValueError("a key is a list or a mapping; keys are words or numbers")
-                entries = [value for _, value in entries]
-            sizes[id(node)] = 1 + sum(expanded(entry, sizes) for entry in entries)
-        return sizes[id(node)]
+    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where it was built
 
-    class Loader(yaml.SafeLoader):
+    class Loader(base):  # type: ignore[misc]
         def get_single_node(self) -> Any:
             node = super().get_single_node()
-            if node is not None and expanded(node, {}) > _MOST_NODES:
-                raise ValueError("its aliases repeat too much, or refer to themselves")
             note_lines(node, ())
             return node
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-            _refuse_duplicates([str(key) for key in keys if key != "<<"])
+            if not all(isinstance(key, yaml.ScalarNode) for key, _ in node.value):
+                raise ValueError("a key is a list or a mapping; keys are words or numbers")
+            keys = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+            _refuse_duplicates([str(self.construct_object(key, deep=True)) for key in keys])
             return super().construct_mapping(node, deep)
 
+        def construct_scalar(self, node: Any) -> Any:
+            value = super().construct_scalar(node)
+            if node.tag in _YAML_NUMBERS and len(value) > _LONGEST_NUMBER:
+                raise ValueError(f"a number has {len(value):,} digits; at most {_LONGEST_NUMBER} are read")
+            return value
+
     try:
-        return yaml.load(_content_of(path).decode("utf-8"), Loader=Loader), lines  # derived from the safe one
+        text = content.decode("utf-8")
+        _check_yaml_size(text, base)
+        return yaml.load(text, Loader=Loader), lines  # derived from the safe one
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError.of(None, "invalid_file", f"{path} is not valid YAML ({_why(error)})") from error
+        raise ConfigError.of(None, "invalid_file", f"{where} is not valid YAML ({_why(error)})") from error
 
 
-def _content_of(path: Path) -> bytes:
+def _check_yaml_size(text: str, loader: Any) -> None:
+    """Count nodes and nesting from the events of a parser, which is not recursive, before any node is made."""
+    import yaml
+
+    if len(text) > _MOST_BYTES:
+        raise ValueError(_too_long(len(text)))
+    nodes, sizes = 0, {}  # anchor -> number of nodes
+    parents: list[tuple[str | None, int]] = []  # anchor, number of nodes before it
+    for event in yaml.parse(text, Loader=loader):
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = parents.pop()
+            sizes[anchor] = nodes - before
+        elif isinstance(event, yaml.AliasEvent):
+            if any(event.anchor == anchor for anchor, _ in parents):
+                raise ValueError(f"the alias {_shown(event.anchor)} refers to a list or mapping that holds it")
+            nodes += sizes.get(event.anchor, 1)
+        elif isinstance(event, yaml.NodeEvent):
+            if isinstance(event, yaml.CollectionStartEvent):
+                parents.append((event.anchor, nodes))
+            nodes += 1
+            sizes[event.anchor] = 1
+        if nodes > _MOST_NODES:
+            raise ValueError(f"it has more than {_MOST_NODES:,} values, aliases included; shorten it")
+        if len(parents) > _DEEPEST:
+            raise ValueError("it is nested too deeply")
+
+
+def _too_long(size: int) -> str:
+    return f"it has {size:,} bytes, more than {_MOST_BYTES:,}; shorten it"
+
+
+def _content_of(path: Path, most: int | None = None) -> bytes:
+    """The bytes of a file of at most `most` bytes."""
     try:
+        size = path.stat().st_size
+        if most is not None and size > most:
+            raise ConfigError.of(None, "invalid_file", f"{path} cannot be read ({_too_long(size)})")
         return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigError.of(None, "missing_file", f"{path} is missing") from None
@@ -139,7 +189,7 @@ def _content_of(path: Path) -> bytes:
 
 def _refuse_duplicates(keys: Sequence[str]) -> None:
     if len(set(keys)) < len(keys):
-        twice = next(key for key in keys if keys.count(key) > 1)
+        twice = next(key for key, count in Counter(keys).items() if count > 1)
         raise ValueError(f"{twice!r} is named twice")
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TypeVar
 
 _Result = TypeVar("_Result")
+_LONG_WORD = re.compile(r"(\S{100})\S{381,}(\S{20})")
 
 
 @dataclass(frozen=True)
@@ -24,12 +26,16 @@ class Problem:
             suite, a dataset), "changed" (since the run being resumed was started), "missing_file", "invalid_file",
             "folder_in_use", "not_writable", "unknown_name", "duplicate", "too_few", "unavailable" (on this machine);
             "" if none is given.
-        text: a sentence that names the value and the remedy; also `str()` of the problem.
+        text: a sentence that names the value and the remedy; also `str()` of the problem. Words of more than 500
+            characters, such as names in a file, are shortened.
     """
 
     flag: str | None
     reason: str
     text: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", _LONG_WORD.sub(r"\1...\2", self.text))
 
     def __str__(self) -> str:
         return self.text

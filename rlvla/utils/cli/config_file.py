@@ -12,7 +12,7 @@ from typing import Any
 
 from rlvla.options import registered_options
 from rlvla.utils.cli.programs import command_line
-from rlvla.utils.data_files import read_yaml
+from rlvla.utils.data_files import read_settings
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.files import write_atomic
 from rlvla.version import __version__
@@ -41,7 +41,7 @@ def config_file_arguments(argv: Sequence[str], repeated: Collection[str] = ()) -
     if path is None:
         return []
     try:
-        content = read_yaml(Path(path))
+        content, _ = read_settings(Path(path))
     except ConfigError as error:
         raise ConfigError(problem.of_flag("config") for problem in error.problems) from error
     if not isinstance(content, dict):

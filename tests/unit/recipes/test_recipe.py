@@ -241,12 +241,30 @@ def test_missing_inputs_are_reported(tmp_path: Path, parsers: dict[str, Parser])
         ("sft.seed", "no_assignment"),
         ("sft.=1", "no_assignment"),
         ("x.seed=1", "unknown_stage"),
+        ("sft.save_steps=" + "9" * 4000, "invalid_file"),
+        ("sft.demos=&a [*a]", "invalid_file"),
+        ("sft.demos=" + "[" * 4000, "invalid_file"),
+        ("sft.demos={" + "x" * 900 + ": 1, a: 1, a: 1}", "invalid_file"),
+        ("sft.demos=2001-99-99", "invalid_file"),
     ],
 )
 def test_invalid_assignments(assignment: str, reason: str) -> None:
     with pytest.raises(ConfigError) as error:
         changes([assignment, "sft.seed=1"])
     assert [(problem.flag, problem.reason) for problem in error.value.problems] == [("set", reason)]
+    assert len(str(error.value)) < 400
+
+
+def test_long_names_are_shortened_in_messages(tmp_path: Path, parsers: dict[str, Parser]) -> None:
+    name = "x" * 5000
+    problems = refused(tmp_path, parsers, f"stages: {{sft: {{? {name} : 1, seed: {name}}}, ? {name} : {{}}}}")
+    assert {"no_input", "unknown_stage", "unknown_name", "invalid_value"} == {reason for reason, _ in problems.values()}
+    assert all(len(text) < 700 for _, text in problems.values())
+
+
+@pytest.mark.parametrize("value", ["*.hdf5", "pick: the cube: now", "[open", "%x"])
+def test_a_value_that_is_not_yaml_is_a_text(value: str) -> None:
+    assert changes([f"sft.demos={value}"]).stages["sft"]["demos"] == value
 
 
 def test_an_unknown_variant(tmp_path: Path, parsers: dict[str, Parser]) -> None:

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlvla.utils.data_files import check_types, fits, inside, parse_json, read_json, read_yaml
+from rlvla.utils.data_files import (
+    check_types,
+    fits,
+    inside,
+    parse_json,
+    parse_yaml,
+    read_json,
+    read_settings,
+    read_yaml,
+)
 from rlvla.utils.errors import ConfigError
 
 DEEP = 100_000
@@ -74,6 +86,56 @@ def test_a_yaml_bomb_is_refused_before_it_is_expanded(tmp_path: Path, end: str) 
         read_yaml(file)
     the_sentence(refused.value, file)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000, "kilobytes"
+
+
+NUMBER = "9" * 100_000
+OVERSIZED_YAML = {
+    "digits": (f"seed: {NUMBER}", "100,000 digits"),
+    "base 60": ("seed: " + "1:" * 50_000 + "1", "100,001 digits"),
+    "fraction": (f"seed: 0.{NUMBER}", "digits"),
+    "key": (f"? {NUMBER}\n: 1", "100,000 digits"),
+    "itself": ("a: &a [*a]", "the alias 'a' refers to a list or mapping that holds it"),
+    "merged into itself": ("a: &a {<<: *a}", "the alias 'a' refers to"),
+    "merges": ("a: &a {x: 1}\nb: {<<: [" + "*a," * 60_000 + "]}", "more than 50,000 values"),
+    "megabytes": ("\n".join(f"k{i}: {i}" for i in range(600_000)), "bytes, more than 1,048,576"),
+    "comment": ("#" * 8_000_000, "bytes, more than 1,048,576"),
+    "values": ("a: [" + "1," * 500_000 + "]", "more than 50,000 values"),
+    "deep flow": ("{a: " * 200_000, "nested too deeply"),
+    "deep block": ("- " * 500_000, "nested too deeply"),
+    "twice": ("\n".join(f"k{i}: 1" for i in range(20_000)) + "\nk19999: 2", "'k19999' is named twice"),
+}
+
+
+@pytest.mark.parametrize("name", OVERSIZED_YAML)
+def test_oversized_yaml_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    text, reason = OVERSIZED_YAML[name]
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    began = time.process_time()
+    with pytest.raises(ConfigError) as refused:
+        read_yaml(file)
+    assert time.process_time() - began < 2, "seconds, of which a busy machine may need more than one"
+    the_sentence(refused.value, file)
+    assert reason in refused.value.problems[0]
+    if len(text) < 1_000_000:
+        with pytest.raises(ConfigError, match=re.escape(reason)):
+            parse_yaml(text, "--set")
+
+
+def test_files_of_settings_have_few_keys(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("\n".join(f"k{i}: {i}" for i in range(1001)))
+    with pytest.raises(ConfigError, match="1,001 keys, more than 1,000"):
+        read_settings(file)
+
+
+def test_yaml_is_read_alike_without_libyaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("a: &a {x: 1, y: [1.5, on]}\nb: {<<: *a, x: 2}\n")
+    fast = read_settings(file)
+    monkeypatch.delattr(yaml, "CSafeLoader", raising=False)
+    assert read_settings(file) == fast
+    assert fast[0]["b"] == {"x": 2, "y": [1.5, True]} and fast[1][("b", "y")] == 1
 
 
 def test_aliases_may_be_used(tmp_path: Path) -> None:
