@@ -1,7 +1,7 @@
 """Files and functions of rlvla that one iteration runs through: PPO, SAC, and an evaluation.
 
 Example:
-  python benchmarks/trace_iteration.py --write docs/concepts.md
+  python benchmarks/trace_iteration.py --write docs/trace.md
 
 Each command runs on toy_reach in this process, with two environment workers. Recorded are the calls in this process and
 its threads during the second iteration of training (the first one also builds things), or during the evaluation.
@@ -31,7 +31,7 @@ SUITE = ["--task_suite_name", "toy_reach", "--num_envs", "2"]
 SHORT = ["--no-val_before_train", "--no-use_tensorboard", "--eval_episodes", "2"]
 PPO = ["--num_episodes", "16", "--rollout_batch_size", "8", "--train_batch_size", "8", "--no-check_start"]
 SAC = ["--num_episodes", "16", "--rollout_batch_size", "8", "--random_episodes", "4"]
-FUNCTIONS = 4  # public functions listed for a file
+FUNCTIONS = 2  # public functions listed for a file
 
 
 class Trace:
@@ -95,13 +95,11 @@ def traced_evaluation(flags: Sequence[str]) -> Trace:
 
 def table(trace: Trace) -> str:
     """A Markdown table: file, and the first functions called in it, public ones if there are any."""
-    rows = ["| file | called |", "|---|---|"]
+    rows = ["| file | called first |", "|---|---|"]
     for path, functions in trace.files.items():
         public = [name for name in functions if not any(part.startswith("_") for part in name.split("."))]
         public = public or list(functions)
-        shown = [f"`{name}`" for name in public[:FUNCTIONS]]
-        shown += [f"and {len(public) - FUNCTIONS} more"] if len(public) > FUNCTIONS else []
-        rows.append(f"| `{path}` | {', '.join(shown)} |")
+        rows.append(f"| `{path}` | {', '.join(f'`{name}`' for name in public[:FUNCTIONS])} |")
     return "\n".join(rows)
 
 
