@@ -34,6 +34,9 @@ class ExportConfig:
     load_checkpoint: str | None = arg(
         None, "name of the checkpoint, such as iteration_000010 (default: the newest intact one)", metavar="NAME"
     )
+    env_python: str | None = arg(
+        None, "Python interpreter with the simulator, as for the run (default: that of this process)", metavar="PATH"
+    )
     output: str | None = arg(
         None, "folder of the policy (default: exported/NAME in the folder of the run)", metavar="DIR", writes="folder"
     )
@@ -58,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     problems = range_problems(config)
     if problems:
         raise ConfigError(problems)
-    checkpoint, output = export_checkpoint(Path(config.run), config.output, config.load_checkpoint)
+    checkpoint, output = export_checkpoint(Path(config.run), config.output, config.load_checkpoint, config.env_python)
     show(f"policy of {checkpoint}: {output}")
     suggest(f"python cli/eval_vla.py --pretrain {output}{words_for_later_commands()}")
 

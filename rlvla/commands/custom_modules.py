@@ -13,7 +13,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlvla.envs.registry import gym_modules, load_custom_module, located, registered_suites, ships_with_rlvla
+from rlvla.envs.registry import (
+    gym_modules,
+    load_custom_module,
+    located,
+    registered_suites,
+    ships_with_rlvla,
+    trust_suite,
+    trusted_modules,
+)
 from rlvla.utils.cli.config_file import config_file_arguments
 from rlvla.utils.cli.flags import Parser, arg, given_flags
 from rlvla.utils.errors import ConfigError, Problem
@@ -33,7 +41,7 @@ class CustomConfig:
 
 
 def parse_command_line(build_parser: Callable[[], Parser], argv: Sequence[str] | None) -> argparse.Namespace:
-    """Load the user's modules, build the parser, whose choices they may extend, and parse.
+    """Load the user's modules, build the parser, whose choices they may extend, parse, and trust the suites of flags.
 
     The result has the attribute `given`: names of the flags on the command line.
     """
@@ -46,6 +54,9 @@ def parse_command_line(build_parser: Callable[[], Parser], argv: Sequence[str] |
     parser = build_parser()
     namespace = parser.parse_args(argv)
     namespace.given = given_flags(parser, argv)  # a configuration file may name every flag
+    suites = getattr(namespace, "task_suite_name", None) or ()
+    for suite in (suites,) if isinstance(suites, str) else suites:
+        trust_suite(suite)
     return namespace
 
 
@@ -90,7 +101,8 @@ def modules_with_suites(config: CustomConfig) -> list[str]:
 
 def words_for_later_commands() -> str:
     """Flags to append to a printed command so that it knows the user's suites, with a leading space; "" if none."""
-    return "".join(f" --custom_module {shlex.quote(source)}" for source in _with_suites.values())
+    sources = dict.fromkeys([*_with_suites.values(), *trusted_modules()])
+    return "".join(f" --custom_module {shlex.quote(source)}" for source in sources)
 
 
 def _where(error: Exception) -> str:

@@ -95,8 +95,8 @@ def run_eval(
             them are raised before anything is started.
         VLMFailuresError: more requests of a mode failed than `--vlm_max_failures` allows.
     """
-    policy = replace(policy, pretrain=policy_folder(policy.pretrain))
-    config = replace(config, compare=tuple(map(policy_folder, config.compare)))
+    policy = replace(policy, pretrain=policy_folder(policy.pretrain, env_python=env.env_python))
+    config = replace(config, compare=tuple(policy_folder(name, "compare", env.env_python) for name in config.compare))
     workers = workers or WorkerConfig()
     judged = JudgedSuccess(success or SuccessConfig(), models or JudgeConfig())
     plans = check(policy, env, split, config, workers, judged, *filter(None, (rollout,)))

@@ -23,12 +23,13 @@ from rlvla.commands.setup import CheckedRun, check_run
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_demonstrations
 from rlvla.envs.config import EnvConfig, SplitConfig
+from rlvla.envs.records import checked_record
 from rlvla.envs.splits import LearnedStates
 from rlvla.models.families import CONFIG_FILE, family_of
 from rlvla.options import from_values
 from rlvla.trainer.algorithm_config import LEARNERS, learner_needs_critic
 from rlvla.utils.cli.config_file import RUN_CONFIG_FILE
-from rlvla.utils.data_files import read_json, read_yaml
+from rlvla.utils.data_files import read_json
 from rlvla.utils.deepspeed.config import launched_rank, launched_world_size
 from rlvla.utils.errors import ConfigError, SaveError
 from rlvla.utils.files import MANIFEST, output_folder_problem
@@ -52,12 +53,12 @@ class RunPolicy:
     checkpoint: Path | None
 
 
-def policy_folder(folder: str, flag: str = "pretrain") -> str:
+def policy_folder(folder: str, flag: str = "pretrain", env_python: str | None = None) -> str:
     """The policy folder that a flag such as --pretrain means; `flag` is the one to report.
 
     For the folder of a run that is its newest policy: `policy/`, or that of the newest checkpoint if it is newer, which
-    is taken from the checkpoint if it was not exported before. The choice is logged. Any other path is returned
-    unchanged.
+    is taken from the checkpoint if it was not exported before, with the interpreter `env_python` if the run needed one.
+    The choice is logged. Any other path is returned unchanged.
 
     Raises:
         ConfigError: the run holds neither, or its policy has to be exported and several ranks ask for it.
@@ -82,7 +83,7 @@ def policy_folder(folder: str, flag: str = "pretrain") -> str:
                 f"cli/export_policy.py {run} --output {path}"
             )
             raise ConfigError.of(flag, "mismatch", text)
-        _export(run, newest.checkpoint, path)
+        _export(run, newest.checkpoint, path, env_python)
     if launched_rank() == 0:
         log.info(f"{run} is the folder of a run; {which}: {path}")
     return str(path)
@@ -108,7 +109,7 @@ def with_policy_folder(flags: PPORun) -> PPORun:
         started = before[flag] if before else None
         try:
             kept = started is not None and Path(started).is_relative_to(typed)
-            chosen[flag] = started if kept else policy_folder(typed, flag)
+            chosen[flag] = started if kept else policy_folder(typed, flag, flags.env.env_python)
         except ConfigError as error:
             problems += error.problems
     if problems:
@@ -164,13 +165,16 @@ def _written(file: Path) -> float:
 
 
 # ------------------------------------------------------------------------------------------------------- export
-def export_checkpoint(run: Path, output: str | Path | None = None, name: str | None = None) -> tuple[Path, Path]:
+def export_checkpoint(
+    run: Path, output: str | Path | None = None, name: str | None = None, env_python: str | None = None
+) -> tuple[Path, Path]:
     """Write the policy of a checkpoint of a run, as the run itself would have exported it after that iteration.
 
     Args:
         run: the run folder.
         output: the folder to write, which must not exist or be empty; by default `exported/NAME` in the run folder.
         name: the checkpoint; by default the newest intact one.
+        env_python: interpreter with the simulator; a run folder decides none.
 
     Returns:
         The checkpoint, and the folder of the policy.
@@ -188,17 +192,18 @@ def export_checkpoint(run: Path, output: str | Path | None = None, name: str | N
     target = run / EXPORTED / checkpoint.name if output is None else Path(output)
     if output is not None and (problem := output_folder_problem(target)):
         raise ConfigError.of("output", "folder_in_use", f"--output: {problem}")
-    _export(run, checkpoint, target)
+    _export(run, checkpoint, target, env_python)
     return checkpoint, target
 
 
-def _export(run: Path, checkpoint: Path, output: Path) -> None:
+def _export(run: Path, checkpoint: Path, output: Path, env_python: str | None) -> None:
     if "sac" in read_json(run / RUN_FILE, allow_nan=True):
         text = f"{run} is a run of train_sac_vla.py, which exports its policies itself: policy/, best_policy/, and"
         raise ConfigError(f"{text} with --save_hf_ckpt policies/")
     flags = recorded_run(run)
     judged = flags.rewards, flags.success
-    setting, problems = check_run(flags.policy, flags.env, flags.split, flags.schedule.eval_episodes, *judged)
+    env = replace(flags.env, env_python=env_python)
+    setting, problems = check_run(flags.policy, env, flags.split, flags.schedule.eval_episodes, *judged)
     if setting is None or problems:
         reason = f"the policy of {checkpoint} needs what the run started from: "
         raise ConfigError([p.prefixed(reason) for p in problems])
@@ -257,10 +262,7 @@ def recorded_run(run: Path) -> PPORun:
     made: dict[str, Any] = {}
     for name, kind in PPORun.kinds().items():
         if name == "env":
-            # The interpreter belongs to the machine and is only among the flags as typed.
-            typed = read_yaml(run / RUN_CONFIG_FILE) if (run / RUN_CONFIG_FILE).is_file() else None
-            python = typed.get("env_python") if isinstance(typed, dict) else None
-            made[name] = replace(EnvConfig().completed(groups.get("env", {})), env_python=python)
+            made[name] = EnvConfig().completed(checked_record(groups.get("env", {}), path))
             continue
         values = anywhere | groups.get(name, {})
         made[name] = from_values(kind, {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()})

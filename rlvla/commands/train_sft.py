@@ -71,7 +71,8 @@ def run_sft(
 
     All configuration problems are raised before anything is started.
     """
-    validation, run = validation or ValidationConfig(), replace(run, pretrain=policy_folder(run.pretrain))
+    validation = validation or ValidationConfig()
+    run = replace(run, pretrain=policy_folder(run.pretrain, env_python=validation.env_python))
     parts = (run, tiny, config, actor_config, strategy_config, validation)
     problems = [*(p for part in parts for p in range_problems(part)), *supervised_problems(run, config)]
     problems += strategy_config.problems() + no_effect_problems(parts, {}, ())

@@ -77,13 +77,14 @@ def play_again(
             simulator).
 
     Raises:
-        ConfigError: initial states or seeds are not recorded, or see `strict`.
+        ConfigError: initial states or seeds are not recorded, the environment is not known, or see `strict`.
     """
     config = recorded_env(demos)
     problem = replay_problem(where, demos)
     if problem:
         raise ConfigError(problem)
     assert demos.seeds is not None
+    config.tasks()  # ConfigError if there is no such environment
     env: Env | None = None
     try:
         for index in episodes:

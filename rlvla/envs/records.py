@@ -1,4 +1,10 @@
-"""Untrusted records of environments in policy folders and data sets: types are checked, machine settings dropped."""
+"""Untrusted records of environments in policy folders, data sets and run folders.
+
+`checked_record` is the list of what a record may decide: settings of the environment (`RECORDED_FLAGS`), options of a
+suite declared as recorded, and the entries in `_MORE`. All other entries are dropped. Programs and folders of this
+machine are never among them, and a recorded suite imports no module that no flag names
+(`rlvla.envs.registry.untrusted_module`).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +14,7 @@ from functools import cache
 from typing import Any
 
 from rlvla.envs.config import RECORDED_FLAGS, EnvConfig
+from rlvla.envs.registry import is_known
 from rlvla.envs.suite_flags import suite_flags
 from rlvla.utils.data_files import check_types, field_types, fits
 from rlvla.utils.deepspeed.config import launched_rank
@@ -15,14 +22,16 @@ from rlvla.utils.errors import ConfigError
 from rlvla.utils.terminal import log
 
 LEARNED_FROM = "learned_from"
+# Initial states of training, how the state of a reward machine is observed, and properties of recorded actions.
+_MORE = (LEARNED_FROM, "machine_state", "action_mask", "control_freq")
 _STATES = {"suite": str, "task_id": int | None, "start": int, "stop": int}
 
 
 def checked_record(content: Mapping[str, Any], source: object) -> dict[str, Any]:
-    """Validate a record and drop its machine-dependent settings with one warning.
+    """Validate a record and keep what it may decide; settings that only flags decide are dropped with one warning.
 
-    Settings that select a program to run or a folder to read (fields made with `arg(..., recorded=False)`) come from
-    flags and environment variables only, never from a folder of unknown origin.
+    Those select a program to run or a folder to read (fields made with `arg(..., recorded=False)`). The numbers, names
+    and switches of a suite that is not known here are kept: its module may be loaded later.
 
     Args:
         content: result of `EnvConfig.as_dict`, possibly with other entries.
@@ -37,7 +46,11 @@ def checked_record(content: Mapping[str, Any], source: object) -> dict[str, Any]
     ignored = tuple(sorted(name for name in local if content.get(name) is not None))
     if ignored:
         _warn(str(source), ignored)
-    record = {name: value for name, value in content.items() if name not in local}
+    suite = content.get("task_suite_name")
+    decides = {*RECORDED_FLAGS, *_MORE, *(name for name, flag in flags.items() if flag.recorded)}
+    if not isinstance(suite, str) or not is_known(suite):
+        decides |= {name for name, value in content.items() if isinstance(value, (bool, int, float, str))}
+    record = {name: value for name, value in content.items() if name in decides - local}
     hints = {name: hint for name, hint in field_types(EnvConfig).items() if name in RECORDED_FLAGS}
     hints |= {name: flags[name].hint for name in flags if name in record}
     check_types(record, {name: hint | None for name, hint in hints.items()}, source)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rlvla.envs.base import BatchedEnv, Env, TaskSpec
 from rlvla.envs.options import SuiteOptions
@@ -83,6 +83,7 @@ class Suite:
 _SUITES: dict[str, Suite] = {}
 GYM = "gym:"  # prefix of a Gymnasium environment id
 _GYM_MODULES: dict[str, None] = {}  # see `gym_modules`
+_TRUSTED: dict[str, None] = {}  # see `trust_suite`
 # Suites that ship with rlvla, imported on first use.
 _BUILTIN = {
     "toy_reach": "rlvla.envs.toy_reach",
@@ -114,7 +115,49 @@ def ships_with_rlvla(name: str) -> bool:
 
 def is_known(name: str) -> bool:
     """Whether `get_suite` accepts the name."""
-    return name in _SUITES or ships_with_rlvla(name)
+    return (name in _SUITES or ships_with_rlvla(name)) and untrusted_module(name) is None
+
+
+def trust_suite(name: str) -> None:
+    """Permit a suite `gym:...` that the user named, by a flag or in own code, to import the module of its environment.
+
+    Suites named by a record (a policy folder, a data set) are not trusted: they import nothing.
+    """
+    if name.startswith(GYM):
+        _TRUSTED[name] = None
+
+
+def is_trusted(name: str) -> bool:
+    """Whether the user named a suite `gym:...`, see `trust_suite`."""
+    return name in _TRUSTED
+
+
+def trusted_modules() -> list[str]:
+    """The modules in the suites `gym:MODULE:ENV_ID` that the user named."""
+    return [module for name in _TRUSTED if (module := _module_of(name))]
+
+
+def untrusted_module(name: str) -> str | None:
+    """The module that a suite `gym:MODULE:ENV_ID` would import without permission; None if it needs none.
+
+    Permitted are suites that the user named, and modules that are already imported, such as by `--custom_module`.
+    """
+    module = _module_of(name)
+    return None if not module or name in _TRUSTED or module in sys.modules else module
+
+
+def _module_of(suite: str) -> str:
+    """MODULE of `gym:MODULE:ENV_ID`; "" without one."""
+    return suite.removeprefix(GYM).rpartition(":")[0] if suite.startswith(GYM) else ""
+
+
+def refuse_module(suite: str, module: str) -> NoReturn:
+    """Raise the ConfigError of a suite `gym:...` that may not import a module; see `trust_suite`."""
+    text = (
+        f"task suite '{suite}' imports the module {module}, which no flag names: what a policy or data set records is "
+        f"not run; if you trust that module, give --custom_module {module}, or --task_suite_name {suite}"
+    )
+    raise ConfigError.of("task_suite_name", "untrusted_module", text)
 
 
 def suite_names() -> list[str]:
@@ -144,6 +187,8 @@ def get_suite(name: str) -> Suite:
     """The suite registered under `name`; ConfigError listing the available suites if there is none."""
     if name not in _SUITES and name in _BUILTIN:
         importlib.import_module(_BUILTIN[name])
+    if module := untrusted_module(name):
+        refuse_module(name, module)
     if name not in _SUITES and name.startswith(GYM):
         importlib.import_module(_BUILTIN["gym:ENV_ID"]).register_environment(name)
     if name not in _SUITES:

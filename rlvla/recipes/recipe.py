@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvla.data.lerobot_cache import cached_dataset, is_repo_id
-from rlvla.envs.registry import get_suite
+from rlvla.envs.registry import get_suite, trust_suite
 from rlvla.utils.cli.config_file import flag_arguments
 from rlvla.utils.cli.flags import Parser, arg
 from rlvla.utils.data_files import parse_yaml, read_settings
@@ -495,6 +495,7 @@ def _problems_of_setting(
         for suite in values if name == "task_suite_name" else ():
             try:
                 if suite is not None:
+                    trust_suite(str(suite))
                     get_suite(str(suite))
             except ConfigError as error:
                 yield from (Problem(flag, p.reason or "unknown_name", f"{where}: {p}") for p in error.problems)

@@ -228,7 +228,7 @@ def policy_player(policy: PolicyConfig, asked: EnvConfig, config: CollectConfig,
         ConfigError: the folder cannot be read, is of another suite or task, or does not fit its environment.
     """
     assert config.policy is not None
-    folder = policy_folder(config.policy, "policy")
+    folder = policy_folder(config.policy, "policy", asked.env_python)
     try:
         record = recorded_environment(folder)
     except ConfigError as error:

@@ -31,7 +31,10 @@ def with_base_folder(flags: SACRun) -> SACRun:
     if flags.run.load_checkpoint and record.is_file():
         started = read_json(record, allow_nan=True).get("noise", {}).get("pretrain")
     kept = started is not None and Path(started).is_relative_to(typed)
-    return replace(flags, noise=replace(flags.noise, pretrain=started if kept else policy_folder(typed)))
+    return replace(
+        flags,
+        noise=replace(flags.noise, pretrain=started if kept else policy_folder(typed, env_python=flags.env.env_python)),
+    )
 
 
 def noise_problems(flags: SACRun) -> list[Problem]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_chunk, che
 from rlvla.envs.chunks import ChunkRunner
 from rlvla.envs.mujoco.gl import forget_current
 from rlvla.envs.options import SuiteOptions
-from rlvla.envs.registry import Suite, register_suite
+from rlvla.envs.registry import Suite, is_trusted, refuse_module, register_suite
 from rlvla.utils.cli.flags import arg
 from rlvla.utils.errors import ConfigError, MissingExtraError
 
@@ -28,6 +29,7 @@ NUM_INIT_STATES = 10_000
 STEPS = 200  # limit of environments without one
 SUCCESS_KEYS = ("is_success", "success")
 TERMINATED = "terminated"
+_PACKAGES = ("gymnasium", "gymnasium_robotics")  # whose environments a record may name
 
 
 @dataclass(frozen=True)
@@ -79,12 +81,26 @@ def _make(suite: str, **options: Any) -> Any:
         text = "--task_suite_name gym:ENV_ID: replace ENV_ID by an environment, e.g. gym:FetchReach-v4"
         raise ConfigError.of("task_suite_name", "malformed", text)
     gymnasium = _gymnasium(env_id)
+    if module := _untrusted_import(suite, gymnasium.registry):
+        refuse_module(suite, module)
     os.environ.setdefault("MUJOCO_GL", "egl")  # off-screen; MuJoCo reads it on import
     try:
         return gymnasium.make(env_id, **options)
     except Exception as error:  # from the registry or the environment
         text = f"--task_suite_name {suite}: Gymnasium cannot make it ({type(error).__name__}: {error})"
         raise ConfigError.of("task_suite_name", "unknown_name", text) from error
+
+
+def _untrusted_import(suite: str, registry: Mapping[str, Any]) -> str | None:
+    """A module outside Gymnasium's packages that making an environment would import, if the user did not name it."""
+    if is_trusted(suite):
+        return None
+    name = suite.removeprefix(PREFIX).rpartition(":")[2]
+    specs = [spec for key, spec in registry.items() if key == name or key.startswith(f"{name}-v")]
+    entry_points = [part.entry_point for spec in specs for part in (spec, *spec.additional_wrappers)]
+    modules = [point.partition(":")[0] for point in entry_points if isinstance(point, str)]
+    foreign = (m for m in modules if m.partition(".")[0] not in _PACKAGES and m not in sys.modules)
+    return next(foreign, None)
 
 
 @dataclass(frozen=True)

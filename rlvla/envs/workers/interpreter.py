@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rlvla.envs.base import TaskSpec
-from rlvla.envs.registry import GYM, get_suite, gym_modules, list_tasks, load_custom_module
+from rlvla.envs.registry import GYM, get_suite, gym_modules, is_trusted, list_tasks, load_custom_module, trust_suite
 from rlvla.envs.workers.codec import readable
 from rlvla.envs.workers.processes import worker_environment
 from rlvla.utils.errors import ConfigError, MissingExtraError, Problem
@@ -91,7 +91,8 @@ def installed_versions(modules: Iterable[str]) -> dict[str, str]:
 
 
 def _ask(python: str, suite: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    return _cached_answer(python, suite, repr(dict(options)), *(gym_modules() if suite.startswith(GYM) else ()))
+    modules = gym_modules() if suite.startswith(GYM) else ()
+    return _cached_answer(python, suite, repr(dict(options)), repr(is_trusted(suite)), *modules)
 
 
 @functools.cache
@@ -131,13 +132,15 @@ def _run(command: list[str], python: str) -> subprocess.CompletedProcess[str]:
         ) from error
 
 
-def answer(suite: str, options: Mapping[str, Any], *custom_modules: str) -> dict[str, Any]:
-    """Answer a query in the other interpreter: the suite's tasks, or the problems."""
+def answer(suite: str, options: Mapping[str, Any], trusted: bool, *custom_modules: str) -> dict[str, Any]:
+    """Answer a query in the other interpreter: the suite's tasks, or the problems; `trusted`: see `is_trusted`."""
     for module in custom_modules:
         try:
             load_custom_module(module)
         except Exception as error:  # from user code
             return _unusable(sys.executable, f"{module} cannot be imported: {type(error).__name__}: {error}")
+    if trusted:
+        trust_suite(suite)
     requires = get_suite(suite).requires
     if missing := [name for name in requires if importlib.util.find_spec(name) is None]:
         install = f"install with: {sys.executable} -m pip install {' '.join(missing)}"
@@ -157,4 +160,4 @@ def _unusable(python: str, reason: object) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(answer(sys.argv[1], ast.literal_eval(sys.argv[2]), *sys.argv[3:])))
+    print(json.dumps(answer(sys.argv[1], *map(ast.literal_eval, sys.argv[2:4]), *sys.argv[4:])))

@@ -21,7 +21,7 @@ from rlvla.envs.base import BatchedEnv, ChunkResult, Env, Observation
 from rlvla.envs.batched_slots import SlotEnv
 from rlvla.envs.experts import make_expert
 from rlvla.envs.experts.episode import play_actions, play_expert_episode
-from rlvla.envs.registry import get_suite, load_custom_module, make_batched_env, make_env
+from rlvla.envs.registry import get_suite, load_custom_module, make_batched_env, make_env, trust_suite
 from rlvla.envs.workers.codec import encode_answer, encode_hello, join_answers
 from rlvla.envs.workers.guardian import guard_this_process
 from rlvla.envs.workers.messages import (
@@ -108,6 +108,9 @@ class Worker:
         while waiting:
             try:
                 self._import()
+                for _, command in waiting:
+                    if isinstance(command, (Make, Reset, RunExpert, PlayActions)):
+                        trust_suite(command.env.suite)  # the process that asks has checked it
                 group = self._together(waiting)
             except Exception as error:
                 yield self.fail([slot for slot, _ in waiting], error)

@@ -37,7 +37,7 @@ from rlvla.models.vla.checkpoint_files import (
     torch_file,
 )
 from rlvla.models.vla.choices import REGRESSION, with_platform
-from rlvla.models.vla.configuration_openvla import OpenVLAConfig
+from rlvla.models.vla.configuration_openvla import OpenVLAConfig, without_code
 from rlvla.models.vla.regression_head import ActionStd, RegressionHead
 from rlvla.utils.data_files import check_types, read_json
 from rlvla.utils.errors import ConfigError
@@ -220,7 +220,7 @@ def complete_config(
     body_only = overrides.pop("body_only", False)
     hints = get_type_hints(OpenVLAConfig.__init__) | {"auto_map": dict | None, "return": Any}
     check_types(raw, hints, folder / CONFIG_FILE)
-    settings = {k: v for k, v in raw.items() if k not in ("model_type", "torch_dtype")} | overrides
+    settings = {k: v for k, v in without_code(raw).items() if k not in ("model_type", "torch_dtype")} | overrides
     settings["model_variant"], reason = detect_variant(folder, raw, tensors, variant)
     if body_only:
         if settings["model_variant"] == REGRESSION:

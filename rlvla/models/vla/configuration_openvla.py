@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -30,8 +31,15 @@ _NAMING_CODE |= {
 }
 
 
-def _without_code(settings: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if name not in _NAMING_CODE}
+def without_code(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a file without those that name code, or would replace methods of the configuration."""
+    return {name: value for name, value in settings.items() if name not in _NAMING_CODE and not _is_method(name)}
+
+
+def _is_method(name: str) -> bool:
+    attribute = getattr(PretrainedConfig, name, None)
+    read_only = isinstance(attribute, property) and attribute.fset is None
+    return name in ("self", "attribute_map") or callable(attribute) or read_only or name.startswith("__")
 
 
 class OpenVLAConfig(PretrainedConfig):
@@ -114,7 +122,7 @@ class OpenVLAConfig(PretrainedConfig):
             text_config = {"vocab_size": 32064, "pad_token_id": pad_token_id}
         if not isinstance(text_config, LlamaConfig):
             try:
-                text_config = LlamaConfig(**_without_code(text_config))
+                text_config = LlamaConfig(**without_code(text_config))
             except Exception as error:  # transformers raises its own validation errors
                 text = f"text_config of config.json cannot be used ({' '.join(str(error).split())})"
                 raise ConfigError.of(None, "invalid_file", text) from error
@@ -152,7 +160,7 @@ class OpenVLAConfig(PretrainedConfig):
                 f"action_std and action_std_init belong to model_variant {REGRESSION}, not to {self.model_variant}; "
                 "leave them out"
             )
-        super().__init__(**{"pad_token_id": pad_token_id, **_without_code(kwargs)})
+        super().__init__(**{"pad_token_id": pad_token_id, **without_code(kwargs)})
         problems = self.problems()
         if problems:
             raise ConfigError(problems)

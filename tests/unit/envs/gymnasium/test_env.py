@@ -266,7 +266,7 @@ def test_success_may_have_another_name_or_must_be_told() -> None:
     [
         ("gym:ENV_ID", "replace ENV_ID"),
         ("gym:Nothing-v0", "cannot make it"),
-        ("gym:no_such_module:Nothing-v0", "cannot make it"),
+        ("gym:no_such_module:Nothing-v0", "--custom_module no_such_module"),
         ("gym:CartPole-v1", "bounded vector"),
     ],
 )

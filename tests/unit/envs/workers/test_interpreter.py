@@ -99,7 +99,7 @@ def test_versions_are_those_of_the_interpreter_that_plays(numpy_only, tmp_path, 
     assert here["mujoco"] == mujoco.__version__ and here["robosuite"].startswith("1.")
     suite = get_suite("toy_reach")
     monkeypatch.setattr("rlvla.envs.workers.interpreter.get_suite", lambda name: replace(suite, requires=("numpy",)))
-    assert answer("toy_reach", {})["versions"] == {"numpy": np.__version__}
+    assert answer("toy_reach", {}, False)["versions"] == {"numpy": np.__version__}
     assert config(numpy_only).simulator_versions() == {}, "toy_reach needs no simulator, there either"
 
 
