@@ -256,11 +256,13 @@ def load_checkpoint(
     name: str | None = None,
     *,
     read_only: bool = False,
+    state_damage: Callable[[list[Any]], str | None] | None = None,
 ) -> dict[str, Any] | None:
     """Restore engines and random generators from a checkpoint: `name`, or the newest intact one; None if there is none.
 
     Damaged checkpoints newer than the newest intact one are reported and renamed to `damaged_...`, so that they do not
     count as checkpoints to keep. With `read_only` nothing is renamed or removed, since a run may be writing there.
+    `state_damage` returns the defect of files outside a checkpoint that the states of its ranks refer to, or None.
 
     Returns:
         The state of the trainer, with `rank_state` (None if the number of ranks has changed), `rank_states` (of all
@@ -272,11 +274,25 @@ def load_checkpoint(
     """
     chosen: Path | None = None
     wrong: str | None = None
+
+    def defect(path: Path) -> str | None:
+        problem = damage(path)
+        if problem is not None or state_damage is None or _refused_file(path):  # a refusal ends the search
+            return problem
+        try:
+            state = read_json(path / _STATE, allow_nan=True)
+            if (state["format"] or 0) > FORMAT:
+                return None  # `_check` refuses it
+            files = [path / f"rank{rank}.pt" for rank in range(state["world_size"])]
+            return state_damage([read_torch_file(file, classes=_CLASSES_OF_RANK)["state"] for file in files])
+        except (KeyError, TypeError, AttributeError, OSError) as error:
+            return f"the state of a rank cannot be used ({error!r})"
+
     if strategy.is_main:
         if not read_only:
             _remove_leftovers(folder)
-        chosen = newest_intact(folder, rename=not read_only) if name is None else folder / name
-        wrong = None if name is None else damage(folder / name)
+        chosen = newest_intact(folder, rename=not read_only, damage=defect) if name is None else folder / name
+        wrong = None if name is None else defect(folder / name)
     refused = None if chosen is None or wrong is not None else _refused_file(chosen)
     chosen, wrong, refused = strategy.gather_objects((chosen, wrong, refused))[0]
     if wrong is not None:
@@ -322,13 +338,16 @@ def set_aside_later(folder: Path, iteration: int) -> list[str]:
     return [path.name for path in later]
 
 
-def newest_intact(folder: Path, *, rename: bool = False, since: float = 0.0) -> Path | None:
+def newest_intact(
+    folder: Path, *, rename: bool = False, since: float = 0.0, damage: Callable[[Path], str | None] = damage
+) -> Path | None:
     """The newest intact checkpoint, or None; damaged newer ones are reported and, with `rename`, renamed.
 
     Args:
         folder: the folder with the checkpoints of a run.
         rename: rename damaged checkpoints to `damaged_...`.
         since: time of modification that the checkpoint must exceed; older ones are not examined.
+        damage: the defect of a checkpoint, or None.
     """
     for path in reversed(candidates(folder)):
         manifest = path / MANIFEST

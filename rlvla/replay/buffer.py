@@ -15,6 +15,7 @@ from rlvla.replay.row_store import RowStore
 from rlvla.replay.sampling import draw, draw_uniform, importance_weights, mixture_probabilities
 from rlvla.replay.schema import Array, BufferConfig, Episode
 from rlvla.replay.sum_tree import Floats, Indices, SumTree, last_of_each
+from rlvla.utils.errors import ConfigError
 
 _EPISODE_FIELDS = (
     "rewards",
@@ -107,6 +108,11 @@ class ReplayBuffer:
     def drawable(self) -> NDArray[np.bool_]:
         """[capacity] mask of the rows that can be drawn, one per decision."""
         return self._store.next >= 0
+
+    @property
+    def occupied(self) -> NDArray[np.bool_]:
+        """[capacity] mask of the rows in use: decisions and last observations."""
+        return self._store.first >= 0
 
     # ------------------------------------------------------------------------------------------------ adding
     def append(self, episodes: Sequence[Episode], *, now: int = 0) -> None:
@@ -384,7 +390,13 @@ class ReplayBuffer:
 
     @classmethod
     def load(
-        cls, config: BufferConfig, folder: Path, priority: Priority | None = None, *, generation: int | None = None
+        cls,
+        config: BufferConfig,
+        folder: Path,
+        priority: Priority | None = None,
+        *,
+        generation: int | None = None,
+        only: bool = True,
     ) -> ReplayBuffer:
         """Restore a saved state; all other states in the folder are deleted.
 
@@ -393,14 +405,19 @@ class ReplayBuffer:
             folder: the folder of the buffer.
             priority: see the class.
             generation: number of the state; by default the newest.
+            only: delete the other states; otherwise the buffer is for reading.
 
         Raises:
-            ConfigError: no such state, a missing or damaged file, or another capacity or other columns. Nothing is
-                deleted.
+            ConfigError: no such state ("missing_file"), a file that is missing, changed or not that of a buffer
+                ("invalid_file"), or another capacity or other columns ("mismatch"). Nothing is deleted.
         """
         buffer = cls.__new__(cls)
         buffer._set_up(config, folder, priority)
-        largest = buffer._store.load(generation)
+        try:
+            largest = buffer._store.load(generation, only=only)
+        except ConfigError:
+            buffer.close()
+            raise
         buffer._update_tree(np.flatnonzero(buffer.drawable))
         buffer.tree.max = largest
         return buffer

@@ -9,7 +9,7 @@ drawn. The next observation of a decision is therefore that of the next row, and
 
 Files are never changed once a state lists them, so a state is complete or does not exist. A state refers to rows of the
 mapped files instead of copying them: a row that a saved state may need is not written again before that state is
-deleted (`RowAllocator.release`).
+deleted (`RowAllocator.release`). Their digests are a column, so that writing and saving cost what has changed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import mmap
 import os
 import re
 import zipfile
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,14 @@ from rlvla.utils.data_files import check_types, inside, read_json
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.files import flushed_file, fsync_entry, manifest_entry, remove_leftovers, write_json
 
-FORMAT = 1
+FORMAT = 2  # 2: digests of images
 _STATE = re.compile(r"state_(\d+)\.json")
 _ROWS = re.compile(r"rows_\d+\.npz")
 _TYPES = {"format": int, "files": dict[str, dict], "mapped": dict[str, int], "buffer": dict[str, Any]}
 _COUNTERS = {"cursor": int, "next_episode": int, "live": int, "max_priority": float}  # cannot be derived from columns
 _MAX_FILES = 64  # of a saved state; beyond that all rows are written again
 _MAX_WASTE = 2  # bytes of a saved state relative to its rows; beyond that all rows are written again
+_DIGESTED_ROWS = 256  # images read at a time to verify them
 _GROWTH = 1.25  # of a mapped file; the unwritten part takes no space on the disk
 
 
@@ -85,6 +87,10 @@ class RowFile:
             mapped.madvise(mmap.MADV_RANDOM)  # no reading ahead: rows are drawn from everywhere
             self._rows = np.ndarray((count, *self._shape), dtype=self._dtype, buffer=mapped)
         return self._rows[rows]
+
+    def complete_rows(self) -> int:
+        """Number of rows that the file is long enough for."""
+        return os.fstat(self._file).st_size // self.row_bytes
 
     def sync(self) -> None:
         """Flush the file to disk."""
@@ -187,6 +193,7 @@ class RowStore:
             OSError: the disk is full; nothing has changed.
         """
         places = values["image_row"] = self._places.take(count) if self._files else np.zeros(count, dtype=np.int64)
+        values["image_digest"] = _digests([values[name] for name in self._files], count)
         try:
             for name, file in self._files.items():
                 file.write(places, values.pop(name))
@@ -319,7 +326,7 @@ class RowStore:
             for name in self._groups[group]:
                 yield f"{group}_{name}", self.columns[name][rows]
 
-    def load(self, generation: int | None) -> float:
+    def load(self, generation: int | None, *, only: bool) -> float:
         """See `ReplayBuffer.load`; returns the largest priority so far."""
         numbers = list_states(self.folder)
         if not numbers or generation not in (None, *numbers):
@@ -328,33 +335,41 @@ class RowStore:
             raise ConfigError.of(None, "missing_file", f"{self.folder} does not hold {which}{others}")
         number = numbers[-1] if generation is None else generation
         state = read_state(self.folder, number, self._config.describe())
+        with_digests = state["format"] > 1
         self._open_files()
         try:
             for name in state["files"]:
-                self._read(read_rows(self.folder / name))
+                self._read(read_rows(self.folder / name), with_digests=with_digests)
             self._restore(state["buffer"])
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+            self._verify_images(with_digests=with_digests)
+        except (KeyError, IndexError, TypeError, ValueError, OverflowError, MemoryError) as error:
             if isinstance(error, ConfigError):
                 raise
             text = f"state {number} of the replay buffer in {self.folder} is damaged ({error})"
             raise ConfigError.of(None, "invalid_file", text) from error
-        self.generation, self._saved_files = number, state["files"]
-        remove_states(self.folder, keep=[number])
+        self.generation, self._saved_files = number, state["files"] if with_digests else {}
+        if not with_digests:  # the next state is a complete one
+            for dirty in self._dirty.values():
+                dirty[self.first >= 0] = True
+        if only:
+            remove_states(self.folder, keep=[number])
         return state["buffer"]["max_priority"]
 
-    def _read(self, arrays: Mapping[str, Array]) -> None:
+    def _read(self, arrays: dict[str, Array], *, with_digests: bool) -> None:
         """Fill in the rows of one file."""
-        self.columns["episode"][arrays["left"]] = -1
+        self.columns["episode"][_checked_rows(arrays["left"], self._config.capacity)] = -1
         for group, names in self._groups.items():
-            rows = arrays[f"{group}_rows"]
+            rows = _checked_rows(arrays[f"{group}_rows"], self._config.capacity)
             for name in names:
+                if name == "image_digest" and not with_digests:
+                    continue
                 column, values = self.columns[name], arrays[f"{group}_{name}"]
                 if values.dtype != column.dtype or values.shape != (len(rows), *column.shape[1:]):
                     raise ValueError(f"{name} has dtype {values.dtype} and shape {values.shape}")
                 column[rows] = values
 
     def _restore(self, counters: Mapping[str, Any]) -> None:
-        """Restore counters, and everything derived from the columns."""
+        """Restore counters, and everything derived from the columns; ValueError if these are not of a buffer."""
         self._cursor, self._next_episode = counters["cursor"], counters["next_episode"]
         episode = self.columns["episode"]
         rows = np.flatnonzero(episode >= 0)
@@ -362,16 +377,70 @@ class RowStore:
         self.live = len(rows)
         if self.live != counters["live"]:
             raise ValueError(f"it has {self.live} rows instead of {counters['live']}")
-        priority = self.columns["priority"][rows]
-        if not (np.isfinite(priority) & (priority >= 0)).all():
-            raise ValueError("a priority is negative, NaN or infinite")
+        self._check_values(rows, counters)
         if self.live:
             breaks = np.diff(episode[rows]) != 0
             self._link(rows, breaks)
             firsts = rows[np.append(True, breaks)]
             self.episodes = dict(zip(episode[firsts].tolist(), firsts.tolist()))
-        if self._files:
-            self._places.restore(self.columns["image_row"][rows])
+            if not np.array_equal(
+                self.columns["step"][rows] + np.searchsorted(episode[rows], episode[rows]), np.arange(self.live)
+            ):
+                raise ValueError("an episode has gaps")
+
+    def _check_values(self, rows: Indices, counters: Mapping[str, Any]) -> None:
+        """ValueError if the rows in use hold values that are never stored, as checksums do not tell."""
+        newest = int(self.columns["episode"][rows].max(initial=-1))
+        if not (0 <= self._cursor < self._config.capacity and newest < self._next_episode < 2**62):
+            raise ValueError(f"its counters are {self._cursor} and {self._next_episode}")
+        priority = np.append(self.columns["priority"][rows], counters["max_priority"])
+        if not (np.isfinite(priority) & (priority >= 0)).all():
+            raise ValueError("a priority is negative, NaN or infinite")
+        decisions = rows[self.columns["steps"][rows] != 0]  # the row of a last observation has no steps
+        steps = self.columns["steps"][decisions]
+        if ((steps < 0) | (steps > self._config.chunk_len)).any():
+            raise ValueError(f"a decision takes {steps.min()} to {steps.max()} env steps of {self._config.chunk_len}")
+        for name, column in self.columns.items():
+            if name not in SCORES and column.dtype.kind == "f" and not np.isfinite(column[rows]).all():
+                raise ValueError(f"{name} is NaN or infinite")
+        for name in ("td_error", "action_score", "progress"):  # NaN until known
+            if np.isinf(self.columns[name][rows]).any():
+                raise ValueError(f"{name} is infinite")
+
+    def _verify_images(self, *, with_digests: bool) -> None:
+        """Compare images with their digests, or compute these; ValueError if a row has changed or does not exist."""
+        if not self._files:
+            return
+        rows = np.flatnonzero(self.first >= 0)
+        rows = rows[np.argsort(self.columns["image_row"][rows])]
+        places = self.columns["image_row"][rows]
+        complete = min(file.complete_rows() for file in self._files.values())
+        if len(places) and (places[0] < 0 or places[-1] >= complete or (np.diff(places) == 0).any()):
+            raise ValueError(f"its images are rows {places[0]} to {places[-1]} of {complete}, each of them once")
+        for start in range(0, len(rows), _DIGESTED_ROWS):
+            part = slice(start, start + _DIGESTED_ROWS)
+            images = [file.read(places[part]) for file in self._files.values()]
+            digests = _digests(images, len(rows[part]))
+            if with_digests and not np.array_equal(digests, self.columns["image_digest"][rows[part]]):
+                raise ValueError("an image has changed since it was written")
+            self.columns["image_digest"][rows[part]] = digests
+        self._places.restore(places)
+
+
+def _digests(columns: Sequence[Array], count: int) -> Indices:
+    """CRC-32 [count] of the rows of mapped columns [count, ...], one column after the other."""
+    digests = [0] * count
+    for column in columns:
+        for index, row in enumerate(np.ascontiguousarray(column).reshape(count, -1).view(np.uint8)):
+            digests[index] = zlib.crc32(row, digests[index])
+    return np.array(digests, dtype=np.int64)
+
+
+def _checked_rows(rows: Array, capacity: int) -> Array:
+    """Numbers of rows; ValueError if a buffer has no such rows."""
+    if rows.dtype != np.int64 or rows.ndim != 1 or ((rows < 0) | (rows >= capacity)).any():
+        raise ValueError(f"it names rows beyond its capacity of {capacity}")
+    return rows
 
 
 def _explained(error: OSError, what: str) -> OSError:
@@ -410,7 +479,7 @@ def write_rows(path: Path, arrays: Iterable[tuple[str, Array]]) -> dict[str, Any
 def read_state(folder: Path, number: int, expected: Mapping[str, Any]) -> dict[str, Any]:
     """Read the manifest of a state and verify presence, sizes and checksums of its files.
 
-    Only the size of mapped files is verified, since other rows in them go on changing.
+    Of mapped files the size is verified, since other rows in them go on changing; `RowStore.load` verifies their rows.
 
     Args:
         folder: the folder of the buffer.
@@ -423,8 +492,9 @@ def read_state(folder: Path, number: int, expected: Mapping[str, Any]) -> dict[s
     path = state_path(folder, number)
     content = read_json(path)
     _check_entries(content, _TYPES, path)
-    if content["format"] != FORMAT:
-        raise ConfigError.of(None, "invalid_file", f"{path} has format {content['format']}; format {FORMAT} is known")
+    if not 1 <= content["format"] <= FORMAT:
+        text = f"{path} has format {content['format']}; formats up to {FORMAT} are known"
+        raise ConfigError.of(None, "mismatch", text)
     for name, value in expected.items():
         if content["buffer"].get(name) != value:
             text = f"the replay buffer in {folder} has {name} {content['buffer'].get(name)}, not {value}"
@@ -462,8 +532,12 @@ def read_rows(path: Path) -> dict[str, Array]:
     """
     try:
         with np.load(path, allow_pickle=False) as archive:
+            members = archive.zip.infolist()
+            stored = all(member.compress_type == zipfile.ZIP_STORED for member in members)
+            if not stored or sum(member.file_size for member in members) > path.stat().st_size:
+                raise ValueError("its arrays are compressed, which those of a buffer are not")
             return {key: archive[key] for key in archive.files}
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
+    except (OSError, ValueError, AttributeError, MemoryError, zipfile.BadZipFile, EOFError) as error:
         raise ConfigError.of(None, "invalid_file", f"{path} cannot be read ({error})") from error
 
 

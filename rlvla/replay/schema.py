@@ -53,6 +53,7 @@ CONTENT = {
     "episode": "int64",  # -1: the row is free
     "step": "int64",
     "image_row": "int64",  # row of the mapped columns
+    "image_digest": "int64",  # CRC-32 of that row in all mapped columns
     "rewards": "float32",
     "steps": "int64",
     "terminated": "bool",

@@ -221,6 +221,13 @@ class Algorithm:
     def load_rank_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the `rank_state_dict` of this rank."""
 
+    def state_damage(self, states: Sequence[dict[str, Any]]) -> str | None:
+        """Defect of files outside a checkpoint that its `rank_state_dict`s, of all ranks, refer to; None without one.
+
+        Called on the main rank, to find the newest intact checkpoint; must change nothing.
+        """
+        return None
+
     def checkpoint_written(self) -> None:
         """Delete data that only older checkpoints need: the one with the last `rank_state_dict` is complete."""
 

@@ -119,7 +119,14 @@ class Trainer:
         Later checkpoints are set aside and later metrics forgotten, except in a run that only evaluates.
         """
         val_only = self.config.schedule.val_only
-        state = load_checkpoint(self._ckpt_path, self.algorithm.engines, self.strategy, name, read_only=val_only)
+        state = load_checkpoint(
+            self._ckpt_path,
+            self.algorithm.engines,
+            self.strategy,
+            name,
+            read_only=val_only,
+            state_damage=None if val_only else self.algorithm.state_damage,
+        )
         if state is None:
             if not val_only:
                 self.logger.rewind(-1, evaluates_again=False)

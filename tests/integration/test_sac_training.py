@@ -98,6 +98,24 @@ def test_a_run_resumes_to_the_bit(options: list[str], task_ids: list[int], tmp_p
     assert len(of_tasks) == (len(task_ids) if len(task_ids) > 1 else 0)
 
 
+@pytest.mark.parametrize("file", ["rows_000004.npz", "images.rows"])
+def test_a_damaged_buffer_is_resumed_from_the_iteration_before(file: str, tmp_path: Path) -> None:
+    options = [*SEEING, "--save_steps", "1", "--max_ckpt_num", "4"]
+    whole = load_file(run(tmp_path / "whole", 16, *options) / "model.safetensors")
+    (path,) = (tmp_path / "whole" / "replay").rglob(file)
+    content = bytearray(path.read_bytes())
+    at = len(content) // 2
+    if file == "images.rows":  # the newest image, which only the fourth state needs; the rest is unused
+        at = json.loads((path.parent / "state_000004.json").read_text())["mapped"][file] - 1
+    content[at] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(SystemExit):
+        run(tmp_path / "whole", 16, "--load_checkpoint", "iteration_000004", *options)
+    again = load_file(run(tmp_path / "whole", 16, "--load_checkpoint", *options) / "model.safetensors")
+    assert all(torch.equal(value, again[name]) for name, value in whole.items())
+    assert (tmp_path / "whole" / "checkpoints" / "damaged_iteration_000004").is_dir()
+
+
 def test_a_policy_is_evaluated_in_its_environment(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     policy = run(tmp_path / "run", 8, *HYBRID)
     evaluate([*SUITE[:2], "--pretrain", str(policy), "--eval_episodes", "3", "--num_envs", "1"])

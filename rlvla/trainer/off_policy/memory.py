@@ -24,8 +24,11 @@ from rlvla.replay.sampling import importance_weights, mixture_probabilities, ran
 from rlvla.replay.schema import BufferConfig, Column, Episode
 from rlvla.trainer.off_policy.config import ReplayConfig
 from rlvla.trainer.off_policy.hindsight import GOAL
+from rlvla.utils.data_files import check_types
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
+from rlvla.utils.errors import ConfigError
 
+_SAVED_TYPES = {"generation": int, "sentences": list[str]}  # of a buffer in a checkpoint
 TASK = "task"  # column: id of the task
 
 
@@ -258,10 +261,21 @@ class Memory:
         for other in others:
             other.buffer.close()
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Restore the result of `save`; ConfigError as in `ReplayBuffer.load`."""
-        self.sentences, self._needed = list(state["sentences"]), [int(state["generation"])]
-        self._buffer = ReplayBuffer.load(self._settings, self.folder, self._priority, generation=self._needed[0])
+    def load(self, state: dict[str, Any], *, only: bool = True) -> None:
+        """Restore the result of `save`; `only` and ConfigError as in `ReplayBuffer.load`."""
+        check_types({"generation": None, "sentences": None} | state, _SAVED_TYPES, self.folder)
+        buffer = ReplayBuffer.load(
+            self._settings, self.folder, self._priority, generation=state["generation"], only=False
+        )
+        rows = np.flatnonzero(buffer.occupied)
+        for name, count in (("sentence", len(state["sentences"])), (GOAL, self._actor.stored_sizes.goals)):
+            numbers = buffer.gather(rows, [name])[name] if name in self._observation_columns else np.zeros(0)
+            if ((numbers < 0) | (numbers >= count)).any():
+                text = f"the replay buffer in {self.folder} is damaged (a {name} of {numbers.max()}, of {count})"
+                raise ConfigError.of(None, "invalid_file", text)
+        self.sentences, self._needed, self._buffer = list(state["sentences"]), [state["generation"]], buffer
+        if only:
+            buffer.keep_only(self._needed)
 
 
 def make_batch(columns: Sequence[dict[str, np.ndarray]], actor: SACPolicy, device: torch.device | str) -> Batch:

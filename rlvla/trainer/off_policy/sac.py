@@ -493,6 +493,19 @@ class SAC(Algorithm):
             saved["rescoring"] = self._rescoring.state_dict()
         return saved | {"memory": self.memory.save(), **generators, **noise}
 
+    def state_damage(self, states: Sequence[dict[str, Any]]) -> str | None:
+        """Defect of a replay buffer; one of other settings is left to `load_rank_state_dict`, which refuses it."""
+        for rank, state in enumerate(states):
+            memory = Memory(self._policy, self.config.replay, self._folder(rank, state["world_size"]))
+            try:
+                memory.load(state["memory"], only=False)
+            except ConfigError as error:
+                if error.problems[0].reason in ("invalid_file", "missing_file"):
+                    return str(error)
+            else:
+                memory.buffer.close()
+        return None
+
     def checkpoint_written(self) -> None:
         """Delete states of the buffer that none of the newest checkpoints needs."""
         self.memory.checkpoint_written(self.config.schedule.max_ckpt_num)

@@ -290,7 +290,7 @@ def test_damage_is_named(tmp_path: Path) -> None:
     ("change", "named"),
     [
         (lambda state: state.pop("files"), "does not have files"),
-        (lambda state: state.update(format=99), "format 99; format 1 is known"),
+        (lambda state: state.update(format=99), "format 99; formats up to 2 are known"),
         (lambda state: state.update(mapped=[]), "mapped is"),
         (lambda state: state["files"].update({"../x.npz": {}}), "is not the name of a file"),
         (lambda state: state["buffer"].pop("max_priority"), "does not have max_priority"),
@@ -314,6 +314,104 @@ def test_saved_priorities_are_checked(tmp_path: Path, wrong: float) -> None:
     buffer._columns["priority"][0] = wrong
     buffer.save()
     assert "a priority is" in refused(tmp_path)
+
+
+def rewrite(folder: Path, change: Any, *, form: int = row_store.FORMAT, compress: bool = False) -> None:
+    """Change the arrays of the only saved state, and its checksums accordingly."""
+    path, manifest = folder / "rows_000001.npz", folder / "state_000001.json"
+    arrays, state = dict(np.load(path)), json.loads(manifest.read_text())
+    change(arrays, state["buffer"])
+    (np.savez_compressed if compress else np.savez)(path, **arrays)
+    state["files"][path.name] = row_store.manifest_entry(path)
+    manifest.write_text(json.dumps(state | {"format": form}))
+
+
+def first(name: str, value: Any, row: Any = 0) -> Any:
+    def change(arrays: dict[str, Any], _: dict[str, Any]) -> None:
+        arrays[name][row] = value
+
+    return change
+
+
+HOSTILE = {
+    "NaN priority": (first("scores_priority", np.nan), "a priority is negative, NaN or infinite"),
+    "largest priority": (lambda _, buffer: buffer.update(max_priority=-1.0), "a priority is"),
+    "NaN observation": (first("content_proprio", np.nan), "proprio is NaN or infinite"),
+    "infinite reward": (first("content_rewards", np.inf), "rewards is NaN or infinite"),
+    "infinite error": (first("scores_td_error", -np.inf), "td_error is infinite"),
+    "steps": (first("content_steps", 9), "a decision takes"),
+    "image far away": (first("content_image_row", 2**50), "its images are rows"),
+    "image before": (first("content_image_row", -1), "its images are rows"),
+    "image twice": (first("content_image_row", 1), "its images are rows"),
+    "another image": (first("content_image_row", [1, 0], slice(2)), "an image has changed"),
+    "gap": (first("content_step", 77), "an episode has gaps"),
+    "row before": (first("content_rows", -1), "rows beyond its capacity"),
+    "row after": (first("scores_rows", 40), "rows beyond its capacity"),
+    "cursor": (lambda _, buffer: buffer.update(cursor=40), "its counters are 40"),
+    "episode": (lambda _, buffer: buffer.update(next_episode=0), "its counters are"),
+    "huge counter": (lambda _, buffer: buffer.update(next_episode=10**30), "its counters are"),
+    "no digests": (lambda arrays, _: arrays.pop("content_image_digest"), "is damaged"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_values_are_checked_behind_rewritten_checksums(tmp_path: Path, name: str) -> None:
+    change, reason = HOSTILE[name]
+    buffer = ReplayBuffer(config(40), tmp_path)
+    buffer.append([episode(0, 5), episode(1, 3)])
+    buffer.save()
+    buffer.close()
+    rewrite(tmp_path, lambda *_: None)
+    ReplayBuffer.load(config(40), tmp_path).close()
+    rewrite(tmp_path, change)
+    assert reason in refused(tmp_path)
+
+
+def test_rows_that_inflate_are_refused(tmp_path: Path) -> None:
+    buffer = ReplayBuffer(config(40), tmp_path)
+    buffer.append([episode(0, 5)])
+    buffer.save()
+    rewrite(tmp_path, lambda arrays, _: arrays.update(left=np.zeros(2**20, np.int64)), compress=True)
+    assert "its arrays are compressed" in refused(tmp_path)
+
+
+def test_each_image_is_verified(tmp_path: Path) -> None:
+    saved(tmp_path)
+    path = tmp_path / "images.rows"
+    intact = path.read_bytes()
+    rows = ReplayBuffer.load(config(40), tmp_path, only=False)._store
+    size = rows._files["images"].row_bytes
+    for row in range(len(intact) // size):
+        damaged = bytearray(intact)
+        damaged[row * size + row % size] ^= 1
+        path.write_bytes(damaged)
+        if row in rows.columns["image_row"][rows.first >= 0]:
+            assert "an image has changed since it was written" in refused(tmp_path)
+        else:
+            ReplayBuffer.load(config(40), tmp_path, only=False).close()
+    path.write_bytes(intact)
+    assert ReplayBuffer.load(config(40), tmp_path).num_episodes > 0
+
+
+def test_states_without_digests_are_continued(tmp_path: Path) -> None:
+    """Of version 0.2.0."""
+    buffer = ReplayBuffer(config(40), tmp_path, HYBRID)
+    exercise(buffer, np.random.default_rng(0), 7)
+    buffer.save()
+    before = content(buffer)
+    buffer.close()
+    rewrite(tmp_path, lambda arrays, _: arrays.pop("content_image_digest"), form=1)
+    buffer = ReplayBuffer.load(config(40), tmp_path, HYBRID)
+    assert same(content(buffer), before)
+    buffer.append([episode(1, 3)])
+    now = content(buffer)
+    buffer.save()
+    buffer.close()
+    assert same(content(ReplayBuffer.load(config(40), tmp_path, HYBRID, only=False)), now)
+    data = bytearray((tmp_path / "images.rows").read_bytes())
+    data[: 40 * 48] = bytes(40 * 48)
+    (tmp_path / "images.rows").write_bytes(data)
+    assert "an image has changed" in refused(tmp_path)
 
 
 def test_nothing_in_a_folder_is_executed(tmp_path: Path) -> None:
