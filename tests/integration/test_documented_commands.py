@@ -182,6 +182,11 @@ def recipes(folder: Path, request: pytest.FixtureRequest) -> None:
     (folder / "recipes").symlink_to(ROOT / "recipes")
 
 
+def robot_example(folder: Path, request: pytest.FixtureRequest) -> None:
+    """A copy of the repository's."""
+    shutil.copytree(ROOT / "examples/robot", folder / "examples/robot")
+
+
 def times_of_7b(folder: Path, request: pytest.FixtureRequest) -> None:
     """Those of the repository."""
     (folder / "benchmarks").mkdir()
@@ -209,6 +214,7 @@ GIVEN: dict[str, list[Provider]] = {
     "docs/does_it_learn.md": [recipes],
     "docs/environments/libero.md": [libero_demonstrations],
     "docs/environments/own.md": [recipes],
+    "docs/environments/own_robot.md": [robot_example],
     "docs/environments/robotwin.md": [robotwin_checkout],
     "docs/first_hour.md": [toy_run, recipes],
     "docs/models.md": [
