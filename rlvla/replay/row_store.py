@@ -39,7 +39,7 @@ _TYPES = {"format": int, "files": dict[str, dict], "mapped": dict[str, int], "bu
 _COUNTERS = {"cursor": int, "next_episode": int, "live": int, "max_priority": float}  # cannot be derived from columns
 _MAX_FILES = 64  # of a saved state; beyond that all rows are written again
 _MAX_WASTE = 2  # bytes of a saved state relative to its rows; beyond that all rows are written again
-_DIGESTED_ROWS = 256  # images read at a time to verify them
+_DIGESTED_ROWS = 512  # images read at a time to verify them
 _GROWTH = 1.25  # of a mapped file; the unwritten part takes no space on the disk
 
 
