@@ -15,7 +15,7 @@ import re
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import FrameType
@@ -93,14 +93,16 @@ def traced_evaluation(flags: Sequence[str]) -> Trace:
     return trace
 
 
-def table(trace: Trace) -> str:
-    """A Markdown table: file, and the first functions called in it, public ones if there are any."""
+def table(trace: Trace, listed: Collection[str] = ()) -> str:
+    """A Markdown table: file and its first functions, public ones if there are any; then the files `listed` before."""
     rows = ["| file | called first |", "|---|---|"]
     for path, functions in trace.files.items():
         public = [name for name in functions if not any(part.startswith("_") for part in name.split("."))]
         public = public or list(functions)
-        rows.append(f"| `{path}` | {', '.join(f'`{name}`' for name in public[:FUNCTIONS])} |")
-    return "\n".join(rows)
+        if path not in listed:
+            rows.append(f"| `{path}` | {', '.join(f'`{name}`' for name in public[:FUNCTIONS])} |")
+    again = [f"`{path}`" for path in trace.files if path in listed]
+    return "\n".join(rows + (["", f"And of the files above: {', '.join(again)}."] if again else []))
 
 
 def main() -> None:
@@ -123,11 +125,13 @@ def main() -> None:
             "sac": traced_iteration(train_sac_vla.main, [*SUITE, *SHORT, *SAC, "--save_path", f"{runs}/sac"]),
             "evaluation": traced_evaluation(["--pretrain", policy, "--eval_episodes", "2", "--num_envs", "2"]),
         }
-    text = "" if page is None else page.read_text(encoding="utf-8")
+    text, listed = "" if page is None else page.read_text(encoding="utf-8"), set[str]()
     for name, trace in traces.items():
-        print(f"{name}: {len(trace.files)} files\n{table(trace)}\n")
+        files = table(trace, listed)
+        listed.update(trace.files)
+        print(f"{name}: {len(trace.files)} files\n{files}\n")
         marked = re.compile(rf"(<!-- trace {name} -->\n).*?(\n<!-- end -->)", re.DOTALL)
-        text = marked.sub(lambda match, trace=trace: match[1] + table(trace) + match[2], text)
+        text = marked.sub(lambda match, files=files: match[1] + files + match[2], text)
     if page is not None:
         page.write_text(text, encoding="utf-8")
 
