@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     ]
     with heavy_imports():
         from rlvla.commands.train_reward_model import run_reward_model
-    run_reward_model(*parts)
+    run_reward_model(*parts, given=namespace.given)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parts = [from_namespace(kind, namespace) for kind in kinds]
     with heavy_imports():
         from rlvla.commands.train_sft import run_sft
-    run_sft(*parts)
+    run_sft(*parts, given=namespace.given)
 
 
 if __name__ == "__main__":

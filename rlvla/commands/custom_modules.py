@@ -23,7 +23,7 @@ from rlvla.envs.registry import (
     trusted_modules,
 )
 from rlvla.utils.cli.config_file import config_file_arguments
-from rlvla.utils.cli.flags import Parser, arg, given_flags
+from rlvla.utils.cli.flags import Parser, arg
 from rlvla.utils.errors import ConfigError, Problem
 
 
@@ -41,19 +41,14 @@ class CustomConfig:
 
 
 def parse_command_line(build_parser: Callable[[], Parser], argv: Sequence[str] | None) -> argparse.Namespace:
-    """Load the user's modules, build the parser, whose choices they may extend, parse, and trust the suites of flags.
-
-    The result has the attribute `given`: names of the flags on the command line.
-    """
+    """Load the user's modules, build the parser, whose choices they may extend, parse, trust the suites of flags."""
     argv = sys.argv[1:] if argv is None else list(argv)
     try:
         from_file = config_file_arguments(argv, ["custom_module"])
     except ConfigError:
         from_file = []  # the parser reports what is wrong with the file
     load_custom_modules(from_file + argv)
-    parser = build_parser()
-    namespace = parser.parse_args(argv)
-    namespace.given = given_flags(parser, argv)  # a configuration file may name every flag
+    namespace = build_parser().parse_args(argv)
     suites = getattr(namespace, "task_suite_name", None) or ()
     for suite in (suites,) if isinstance(suites, str) else suites:
         trust_suite(suite)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType
@@ -12,9 +12,11 @@ from rlvla.data.demonstrations import Demonstrations
 from rlvla.envs.registry import Suite, get_suite, is_known
 from rlvla.models.action_heads import missing_of
 from rlvla.models.compact.config import CompactConfig, layers_for
-from rlvla.models.compact.family import build_compact, compact_option_problems
+from rlvla.models.compact.family import COMPACT_UNREAD, build_compact, compact_option_problems
 from rlvla.models.config import ActorConfig
+from rlvla.models.families import Checkpoint, unread_option_problems
 from rlvla.models.flow.head import MISSING_OF_FLOWS
+from rlvla.models.lerobot.family import LeRobotCheckpoint
 from rlvla.models.lerobot.new import (
     TINY_FAMILIES,
     NewPolicyFacts,
@@ -25,9 +27,13 @@ from rlvla.models.lerobot.new import (
 from rlvla.models.lerobot.settings import read_camera_map
 from rlvla.models.vla.choices import REGRESSION
 from rlvla.trainer.supervised.config import NEW_MODELS, NewModelConfig, SFTRunConfig, SupervisedRunConfig
-from rlvla.utils.cli.flags import no_effect
 from rlvla.utils.errors import Problem
 
+_UNREAD = {  # kind of new model -> flags of `ActorConfig` without effect
+    "tiny": Checkpoint.unread_options,
+    "compact": COMPACT_UNREAD,
+    "lerobot": ("lora_rank", *LeRobotCheckpoint.unread_options),
+}
 # Default sizes of a tiny model on action tokens.
 _TINY = {"patch_size": 8, "vision_dim": 48, "vision_depth": 3, "llm_dim": 64, "llm_layers": 3}
 
@@ -42,17 +48,26 @@ def new_model_problems(
     sizes: NewModelConfig,
     demos: Demonstrations | None,
     actor: ActorConfig | None = None,
+    given: Collection[str] = (),
 ) -> list[Problem]:
-    """Problems of the sizes of a new model, of its fit to the demonstrations and of options of the policy."""
-    if _new_family(run, sizes) == "lerobot":
+    """Problems of the sizes of a new model, of its fit to the demonstrations and of options of the policy.
+
+    Args:
+        run: data and kind of the model.
+        sizes: its sizes.
+        demos: the demonstrations; None: unreadable, which is reported elsewhere.
+        actor: options of a policy; None: the model is none.
+        given: names of the flags on the command line.
+    """
+    family = _new_family(run, sizes)
+    if family == "lerobot":
         problems = [*_lerobot_problems(run, sizes, demos, actor)]
     else:
         problems = [*(_tiny_problems if run.pretrain == "tiny" else _compact_problems)(run, sizes, demos)]
-        if actor is not None and actor.train_expert_only is not None:
-            why = f"it is for policies in LeRobot's format, and --pretrain is {run.pretrain}"
-            problems.append(no_effect("train_expert_only", actor.train_expert_only, why))
-    if run.pretrain == "compact" and actor is not None:
-        problems += compact_option_problems(actor)
+    if actor is not None:
+        kind = sizes.model_family if family == "lerobot" else run.pretrain
+        problems += unread_option_problems(_UNREAD[family], f"new {kind}", actor, given)
+        problems += compact_option_problems(actor) if family == "compact" else []
     return problems if demos is None else problems + unnorm_key_problems(run, demos)
 
 

@@ -23,6 +23,7 @@ from rlvla.commands.setup import CheckedRun, check_run
 from rlvla.data.reading import read_demonstrations
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.config import SplitConfig, heldout_problems
+from rlvla.models.families import checkpoint_option_problems
 from rlvla.models.policy import PolicySpec
 from rlvla.options import flag_values, options_of
 from rlvla.rewards.base import REWARDS
@@ -84,7 +85,7 @@ def check(flags: PPORun) -> CheckedRun:
         problems += changed_flags(flags, setting) if writable(problems) else []
         if flags.algorithm.whiten_per_task and len(tasks) == 1:
             problems.append(no_effect("whiten_per_task", True, "there is only one task"))
-        problems += setting.checkpoint.option_problems(flags.actor)
+        problems += checkpoint_option_problems(setting.checkpoint, flags.actor, flags.given)
         problems += [*_token_problems(flags, setting), *_demonstration_problems(flags, setting)]
     if problems or setting is None:
         raise ConfigError(dict.fromkeys(problems))

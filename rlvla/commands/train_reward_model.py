@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,13 +30,20 @@ from rlvla.utils.terminal import log, quiet_libraries, show, suggest, table
 
 
 def run_reward_model(
-    run: RewardRunConfig, tiny: NewModelConfig, config: RewardModelConfig, strategy_config: StrategyConfig
+    run: RewardRunConfig,
+    tiny: NewModelConfig,
+    config: RewardModelConfig,
+    strategy_config: StrategyConfig,
+    given: Collection[str] = (),
 ) -> Path:
-    """Train a reward model and return its folder; configuration problems are raised before anything is started."""
+    """Train a reward model and return its folder; configuration problems are raised before anything is started.
+
+    `given` are the names of the flags on the command line.
+    """
     run = replace(run, pretrain=policy_folder(run.pretrain))
     parts = (run, tiny, config, strategy_config)
     problems = [*(p for part in parts for p in range_problems(part)), *supervised_problems(run, config)]
-    problems += strategy_config.problems() + no_effect_problems(parts, {}, ())
+    problems += strategy_config.problems() + no_effect_problems(parts, {}, given)
     problems += _pair_problems(config, launched_world_size())
     demos = None
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +35,7 @@ from rlvla.data.reading import read_several
 from rlvla.envs.config import EnvConfig, heldout_problems
 from rlvla.envs.splits import LearnedStates, UnseenStates
 from rlvla.models.config import ActorConfig
-from rlvla.models.families import Checkpoint, check_checkpoint, checkpoint_overrides
+from rlvla.models.families import Checkpoint, check_checkpoint, checkpoint_option_problems, checkpoint_overrides
 from rlvla.models.lerobot.processors import without_statistics
 from rlvla.models.lerobot.settings import camera_problems, read_camera_map
 from rlvla.models.policy import Policy
@@ -66,19 +66,18 @@ def run_sft(
     strategy_config: StrategyConfig,
     custom: CustomConfig,
     validation: ValidationConfig | None = None,
+    given: Collection[str] = (),
 ) -> Path | None:
     """Train and return the policy folder; None for a dry run.
 
-    All configuration problems are raised before anything is started.
+    All configuration problems are raised before anything is started. `given` are the names of the flags on the command
+    line.
     """
     validation = validation or ValidationConfig()
     run = replace(run, pretrain=policy_folder(run.pretrain, env_python=validation.env_python))
     parts = (run, tiny, config, actor_config, strategy_config, validation)
     problems = [*(p for part in parts for p in range_problems(part)), *supervised_problems(run, config)]
-    problems += strategy_config.problems() + no_effect_problems(parts, {}, ())
-    if actor_config.lora_dropout and not actor_config.lora_rank and is_new(run.pretrain):
-        text = f"--lora_dropout {actor_config.lora_dropout} has no effect without adapters; give --lora_rank"
-        problems.append(Problem("lora_dropout", "needs_flag", text))
+    problems += strategy_config.problems() + no_effect_problems(parts, {}, given)
     if config.ema_decay and strategy_config.zero_stage == 3:
         text = f"--ema_decay {config.ema_decay} needs whole parameters on every rank: --zero_stage 0, 1 or 2"
         problems.append(Problem("ema_decay", "contradiction", text))
@@ -92,11 +91,11 @@ def run_sft(
     except ConfigError as error:
         problems += error.problems
     try:
-        problems += (
-            new_model_problems(run, tiny, demos, actor_config) + supervision_problems(missing_of_new(run, tiny), config)
-            if is_new(run.pretrain)
-            else _start_problems(run, tiny, demos, actor_config, config)
-        )
+        if is_new(run.pretrain):
+            problems += new_model_problems(run, tiny, demos, actor_config, given)
+            problems += supervision_problems(missing_of_new(run, tiny), config)
+        else:
+            problems += _start_problems(run, tiny, demos, actor_config, config, given)
     except ConfigError as error:
         problems += error.problems
     episodes = None
@@ -325,6 +324,7 @@ def _start_problems(
     demos: Demonstrations | None,
     actor_config: ActorConfig,
     sft: SFTConfig,
+    given: Collection[str],
 ) -> list[Problem]:
     """Problems if the initial checkpoint is incomplete or does not fit the demonstrations."""
     if run.fit_to_demos:
@@ -333,7 +333,7 @@ def _start_problems(
         overrides = _overrides(run.pretrain, run, tiny, demos)
         checkpoint = check_checkpoint(run.pretrain, run.unnorm_key, overrides=overrides)
     spec = checkpoint.spec
-    problems = [*checkpoint.option_problems(actor_config), *supervision_problems(spec.missing, sft)]
+    problems = [*checkpoint_option_problems(checkpoint, actor_config, given), *supervision_problems(spec.missing, sft)]
     if tiny.action_chunk_len not in (None, spec.action_chunk_len):
         text = f"--action_chunk_len {tiny.action_chunk_len}: the checkpoint predicts {spec.action_chunk_len}"
         problems.append(Problem("action_chunk_len", "mismatch", text))

@@ -10,7 +10,7 @@ from rlvla.models.flow.settings import MAX_STEPS as MAX_FLOW_STEPS
 from rlvla.models.flow.settings import METHODS as FLOW_METHODS
 from rlvla.models.lerobot.settings import CRITIC_FEATURES
 from rlvla.models.vla.choices import ACTION_STD_KINDS, ATTENTION_IMPLEMENTATIONS, MODEL_VARIANTS, PLATFORMS
-from rlvla.utils.cli.flags import arg
+from rlvla.options import arg, given
 
 VARIANT_HELP = (
     "action decoding of the checkpoint: oft (a chunk of tokens at once), autoregressive (one action, token by token), "
@@ -47,9 +47,15 @@ class ActorConfig:
         essential=True,
         aliases=("lora_r",),
     )
-    lora_alpha: int = arg(16, "LoRA scale is lora_alpha / lora_rank", minimum=1, maximum=65_536)
+    lora_alpha: int = arg(
+        16, "LoRA scale is lora_alpha / lora_rank", minimum=1, maximum=65_536, read_if=given("lora_rank")
+    )
     lora_dropout: float = arg(
-        0.0, "supervised training: dropout on the inputs of the adapters (PPO refuses it)", minimum=0, below=1
+        0.0,
+        "supervised training: dropout on the inputs of the adapters (PPO refuses it)",
+        minimum=0,
+        below=1,
+        read_if=given("lora_rank"),
     )
     lora_targets: tuple[str, ...] = arg(
         ("language",),
@@ -58,6 +64,7 @@ class ActorConfig:
         nargs="+",
         metavar="NAME",
         aliases=("target_modules", "lora_target_modules"),
+        read_if=given("lora_rank"),
     )
     freeze_vision_backbone: bool = arg(False, "freeze the vision towers, also of a critic, and add no adapters to them")
     train_expert_only: bool | None = arg(

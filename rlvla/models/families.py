@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from rlvla.models.flow.settings import ASKED_SCORES, FLOW_SETTINGS
+from rlvla.utils.cli.flags import is_set, no_effect
 from rlvla.utils.data_files import read_json
 from rlvla.utils.errors import ConfigError, Problem
 from rlvla.utils.files import no_folder
@@ -65,11 +66,13 @@ class Checkpoint:
         folder: its path.
         spec: spec of its policy.
         unnorm_key: the entry of its dataset statistics in use; "" if it has none.
+        unread_options: names of the flags of `ActorConfig` that have no effect on its networks.
     """
 
     folder: Path
     spec: PolicySpec
     unnorm_key: str
+    unread_options: ClassVar[tuple[str, ...]] = ("train_expert_only",)
 
     def load_policy(self, config: ActorConfig | None = None, *, value_head: bool = False) -> Policy:
         """The policy with its weights, on the host.
@@ -110,11 +113,10 @@ class Checkpoint:
 
     def option_problems(self, config: ActorConfig) -> list[Problem]:
         """Options of the run that these networks do not support."""
-        problems = expert_problems(config, type_of(self.folder))
-        if config.lora_rank:
-            text = f"--lora_rank {config.lora_rank}: {type_of(self.folder)} policies have no adapters; leave it out"
-            problems.append(Problem("lora_rank", "mismatch", text))
-        return problems
+        if not config.lora_rank:
+            return []
+        text = f"--lora_rank {config.lora_rank}: {type_of(self.folder)} policies have no adapters; leave it out"
+        return [Problem("lora_rank", "mismatch", text)]
 
     def check_decisions(self, policy: Policy, batch: Experience) -> None:
         """Raise ConfigError if decisions on real observations show that the policy cannot be trained."""
@@ -288,12 +290,29 @@ def checkpoint_overrides(
     return family_of(folder).overrides(Path(folder), values)
 
 
-def expert_problems(config: ActorConfig, kind: str) -> list[Problem]:
-    """Problem of --train_expert_only for a kind of policy without an action expert."""
-    if config.train_expert_only is None:
-        return []
+def checkpoint_option_problems(
+    checkpoint: Checkpoint, config: ActorConfig, given: Collection[str] = ()
+) -> list[Problem]:
+    """Options of the run that the networks of a checkpoint do not support or read."""
+    unread = unread_option_problems(checkpoint.unread_options, type_of(checkpoint.folder), config, given)
+    return [*checkpoint.option_problems(config), *unread]
+
+
+def unread_option_problems(
+    unread: Collection[str], kind: str, config: ActorConfig, given: Collection[str] = ()
+) -> list[Problem]:
+    """Flags that have no effect on a kind of policy.
+
+    Args:
+        unread: their names, see `Checkpoint.unread_options`.
+        kind: the kind, for messages.
+        config: the flags.
+        given: names of the flags on the command line, which count as set even at their default value.
+    """
     return [
-        Problem("train_expert_only", "no_effect", f"--train_expert_only: {kind} policies have no expert; leave it out")
+        no_effect(field.name, getattr(config, field.name), f"it has no effect on {kind} policies")
+        for field in fields(config)
+        if field.name in unread and is_set(field, getattr(config, field.name), given)
     ]
 
 

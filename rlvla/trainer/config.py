@@ -455,7 +455,11 @@ class ScheduleConfig(LoggingConfig):
         "serve a page that follows the run (metrics, newest videos, log) on this machine; its address is printed",
     )
     live_port: int = arg(
-        8765, "port of the page of --live; 0, or one that is taken: any free one", minimum=0, maximum=65_535
+        8765,
+        "port of the page of --live; 0, or one that is taken: any free one",
+        minimum=0,
+        maximum=65_535,
+        read_if=switched_on("live"),
     )
     dump_rollouts: bool = arg(
         False, "save all training episodes in rollouts/ in --save_path, as HDF5 files for SFT or conversion"

@@ -84,14 +84,14 @@ class TrainingRun:
 
     @classmethod
     def from_namespace(cls, namespace: Namespace) -> Self:
-        """The flags as parsed; `given` is taken from the namespace if it is there."""
+        """The flags as parsed."""
         groups: dict[str, Any] = {name: from_namespace(kind, namespace) for name, kind in cls.kinds().items()}
         unselected: dict[str, Any] = {}
         for group in groups.values():
             unselected |= unselected_options(group, namespace)
         groups["env"] = groups["env"].with_suite_flags(namespace)
         create: Callable[..., Self] = cls
-        return create(**groups, given=getattr(namespace, "given", frozenset()), unselected=unselected)
+        return create(**groups, given=namespace.given, unselected=unselected)
 
     @property
     def policies_on_ray(self) -> bool:

@@ -24,7 +24,6 @@ from rlvla.models.families import (
     PolicyFamily,
     RowShape,
     Sketch,
-    expert_problems,
     register_policy_family,
     type_of,
 )
@@ -36,6 +35,8 @@ from rlvla.utils.errors import ConfigError, Problem, collected
 
 # Head -> settings of the command line.
 _OF_HEADS = {"tokens": (), "gaussian": ("action_std", "action_std_init"), "flow": FLOW_SETTINGS}
+# Flags of `ActorConfig` that have no effect on compact networks.
+COMPACT_UNREAD = ("train_expert_only", "gradient_checkpointing", "attn_implementation")
 _OVERRIDES = tuple(name for names in _OF_HEADS.values() for name in names)
 
 
@@ -49,6 +50,8 @@ class CompactCheckpoint(Checkpoint):
         unnorm_key: the entry in use.
         new_std: reset the standard deviation of the Gaussian head to that of `config`.
     """
+
+    unread_options = COMPACT_UNREAD
 
     def __init__(
         self, folder: Path, config: CompactConfig, statistics: dict[str, Any], unnorm_key: str, *, new_std: bool
@@ -115,18 +118,10 @@ class CompactCheckpoint(Checkpoint):
 
 def compact_option_problems(config: ActorConfig) -> list[Problem]:
     """Options of a run that compact networks do not support."""
-    problems = expert_problems(config, MODEL_TYPE)
-    if config.lora_rank:
-        text = f"--lora_rank {config.lora_rank}: a compact policy is as small as the adapters of a VLA; leave it out"
-        problems.append(Problem("lora_rank", "mismatch", text))
-    if config.gradient_checkpointing:
-        text = "--gradient_checkpointing saves nothing in a compact policy; leave it out"
-        problems.append(Problem("gradient_checkpointing", "no_effect", text))
-    for name in ("lora_targets", "lora_dropout", "attn_implementation"):
-        if getattr(config, name) != getattr(ActorConfig, name):
-            text = f"--{name} has no effect on a compact policy, which has neither adapters nor a decoder; leave it out"
-            problems.append(Problem(name, "no_effect", text))
-    return problems
+    if not config.lora_rank:
+        return []
+    text = f"--lora_rank {config.lora_rank}: a compact policy is as small as the adapters of a VLA; leave it out"
+    return [Problem("lora_rank", "mismatch", text)]
 
 
 class CompactFamily(PolicyFamily):

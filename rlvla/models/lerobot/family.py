@@ -40,6 +40,8 @@ class LeRobotCheckpoint(Checkpoint):
         settings: sampling and cameras.
     """
 
+    unread_options = ("gradient_checkpointing", "attn_implementation")
+
     def __init__(self, files: LeRobotFiles, settings: LeRobotSettings):
         self.files, self.settings = files, settings
         self.folder, self.unnorm_key = files.folder.path, settings.unnorm_key
@@ -87,14 +89,6 @@ class LeRobotCheckpoint(Checkpoint):
             network = self.files.empty_network()
             choose_trainable(network, config)
             collected(problems, lambda: flow_lora_layers(network, config.lora_targets))
-        for name in ("gradient_checkpointing", "attn_implementation"):
-            if getattr(config, name) != getattr(ActorConfig, name):
-                text = f"--{name} has no effect on a {type_of(self.folder)} policy; leave it out"
-                problems.append(Problem(name, "no_effect", text))
-        for name in ("lora_targets", "lora_dropout"):
-            if getattr(config, name) != getattr(ActorConfig, name) and not config.lora_rank:
-                text = f"--{name} has no effect without adapters; give --lora_rank"
-                problems.append(Problem(name, "no_effect", text))
         return problems
 
     def refitted(self, target: Path | None, facts: NewPolicyFacts) -> list[Problem]:

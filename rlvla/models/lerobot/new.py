@@ -99,12 +99,8 @@ def write_settings(folder: Path, facts: NewPolicyFacts, n_action_steps: int) -> 
 
 
 def new_policy_problems(family: str, sizes: NewPolicySizes, actor: ActorConfig | None) -> list[Problem]:
-    """Impossible sizes, and options without effect on a policy that has no trained parts."""
+    """Impossible sizes, and a choice of trained parts where none has been trained before."""
     problems: list[Problem] = importlib.import_module(_HOMES[family]).new_policy_problems(sizes)
-    for name in ("lora_rank", "lora_targets", "lora_dropout", "attn_implementation", "gradient_checkpointing"):
-        if actor is not None and getattr(actor, name) != getattr(ActorConfig, name):
-            text = f"--{name} has no effect on a new {family} policy, which is small; leave it out"
-            problems.append(Problem(name, "no_effect", text))
     if actor is not None and actor.train_expert_only:
         text = "--train_expert_only: no part of a new policy has been trained yet; leave it out"
         problems.append(Problem("train_expert_only", "mismatch", text))

@@ -20,7 +20,6 @@ from rlvla.models.families import (
     PolicyFamily,
     RowShape,
     Sketch,
-    expert_problems,
     register_policy_family,
     type_of,
 )
@@ -91,8 +90,8 @@ class OpenVLACheckpoint(Checkpoint):
         return differences
 
     def option_problems(self, config: ActorConfig) -> list[Problem]:
-        """LoRA targets that match no layer or have no effect, and an attention kernel that is not installed."""
-        problems = expert_problems(config, OpenVLAConfig.model_type)
+        """LoRA targets that match no layer, and an attention kernel that is not installed."""
+        problems: list[Problem] = []
         try:
             if config.attn_implementation != "sdpa":
                 require_flash_attention()
@@ -102,10 +101,6 @@ class OpenVLACheckpoint(Checkpoint):
                 lora_layers(vla, config.lora_targets, vision=not config.freeze_vision_backbone)
         except ConfigError as error:
             problems += error.problems
-        for name in ("lora_targets", "lora_dropout"):
-            if getattr(config, name) != getattr(ActorConfig, name) and not config.lora_rank:
-                text = f"--{name} has no effect without adapters; give --lora_rank"
-                problems.append(Problem(name, "no_effect", text))
         return problems
 
     def check_decisions(self, policy: Policy, batch: Experience) -> None:

@@ -205,7 +205,7 @@ class SFTConfig(OptimizerConfig):
     learning_rate: float = arg(
         1e-3,
         "peak learning rate (about 5e-5 is suitable for a 7B model with LoRA)",
-        minimum=0,
+        above=0,
         essential=True,
         aliases=("lr",),
     )
@@ -356,7 +356,7 @@ class RewardModelConfig(OptimizerConfig):
     learning_rate: float = arg(
         2e-3,
         "peak learning rate (about 2e-5 is suitable for a 7B model with LoRA)",
-        minimum=0,
+        above=0,
         essential=True,
         aliases=("lr",),
     )

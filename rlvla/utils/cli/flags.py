@@ -128,7 +128,11 @@ class Parser(argparse.ArgumentParser):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> argparse.Namespace:
-        """Parse `--config` and the command line; all mistakes, including values out of range, are reported at once."""
+        """Parse `--config` and the command line; all mistakes, including values out of range, are reported at once.
+
+        The result has the attribute `given`: names of the flags on the command line, not in the file, which may name
+        every flag.
+        """
         if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions, which ends the process: docs/commands.md
             import argcomplete
 
@@ -146,6 +150,7 @@ class Parser(argparse.ArgumentParser):
         if problems:
             self.error("\n  ".join(map(str, [*problems, *self.value_problems(parsed)])))
         set_output(parsed.log_level, quiet=parsed.quiet)
+        parsed.given = given_flags(self, argv)
         return parsed
 
     def repeated_flags(self) -> list[str]:

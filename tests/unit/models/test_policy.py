@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from rlvla.models.config import ActorConfig
-from rlvla.models.families import check_checkpoint, checkpoint_overrides
+from rlvla.models.families import check_checkpoint, checkpoint_option_problems, checkpoint_overrides
 from rlvla.models.policy import PolicySpec
 from rlvla.utils.errors import ConfigError
 
@@ -28,5 +28,5 @@ def test_settings_of_flow_policies_are_refused_for_others(policy_folder: Path) -
     with pytest.raises(ConfigError) as error:
         checkpoint_overrides(policy_folder, SimpleNamespace(flow_steps=3, camera_map=("top=image",)))
     assert "--flow_steps" in str(error.value) and "--camera_map" in str(error.value)
-    problems = check_checkpoint(policy_folder).option_problems(ActorConfig(train_expert_only=True))
+    problems = checkpoint_option_problems(check_checkpoint(policy_folder), ActorConfig(train_expert_only=True))
     assert [(problem.flag, problem.reason) for problem in problems] == [("train_expert_only", "no_effect")]

@@ -16,7 +16,7 @@ from rlvla.models import describe
 from rlvla.models.compact.config import CompactConfig, layers_for
 from rlvla.models.compact.family import build_compact
 from rlvla.models.config import ActorConfig
-from rlvla.models.families import check_checkpoint, checkpoint_overrides
+from rlvla.models.families import check_checkpoint, checkpoint_option_problems, checkpoint_overrides
 from rlvla.utils.errors import ConfigError
 
 RANGES = {"q01": [-1.0, -1.0], "q99": [1.0, 1.0]}
@@ -127,8 +127,10 @@ def test_settings_of_other_families_are_refused(folder: Path) -> None:
     with pytest.raises(ConfigError):  # it has no standard deviation
         checkpoint_overrides(folder, type("Flags", (), {"action_std_init": 0.2}))
     config = ActorConfig(lora_rank=4, gradient_checkpointing=True, attn_implementation="flash_attention_2")
-    problems = check_checkpoint(folder).option_problems(config)
+    problems = checkpoint_option_problems(check_checkpoint(folder), config)
     assert [problem.flag for problem in problems] == ["lora_rank", "gradient_checkpointing", "attn_implementation"]
+    problems = checkpoint_option_problems(check_checkpoint(folder), ActorConfig(), {"attn_implementation"})
+    assert [(problem.flag, problem.reason) for problem in problems] == [("attn_implementation", "no_effect")]
 
 
 def test_the_standard_deviation_can_be_reset(tmp_path: Path) -> None:

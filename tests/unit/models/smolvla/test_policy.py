@@ -18,7 +18,7 @@ from rlvla.experience import Experience
 from rlvla.memory.probe import probe
 from rlvla.models import Actor
 from rlvla.models.config import ActorConfig
-from rlvla.models.families import check_checkpoint
+from rlvla.models.families import check_checkpoint, checkpoint_option_problems
 from rlvla.models.flow.head import PAIRS
 from rlvla.models.flow.settings import MATCHED_PAIRS
 from rlvla.models.inspection import describe
@@ -422,7 +422,7 @@ def test_adapters_of_frozen_layers_are_refused_before_weights_are_read(tmp_path:
 
 def test_options_without_a_meaning_are_refused(folder: Path) -> None:
     config = ActorConfig(lora_rank=2, lora_targets=("vision_proj",), gradient_checkpointing=True)
-    problems = check_checkpoint(folder).option_problems(config)
+    problems = checkpoint_option_problems(check_checkpoint(folder), config)
     assert {(p.flag, p.reason) for p in problems} == {
         ("lora_targets", "unknown_name"),
         ("gradient_checkpointing", "no_effect"),
