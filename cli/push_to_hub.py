@@ -18,6 +18,7 @@ from rlvla.utils.signals import begin
 
 begin(__name__)
 
+from rlvla.commands.custom_modules import CustomConfig, parse_command_line
 from rlvla.utils.cli.command import command, heavy_imports
 from rlvla.utils.cli.flags import Parser, add_arguments, arg, from_namespace, range_problems
 from rlvla.utils.cli.positional import add_positional
@@ -53,13 +54,14 @@ def build_parser() -> Parser:
         usage="--repo_id OWNER/NAME [--flag VALUE ...]",
     )
     add_arguments(parser, PushConfig, "push")
+    add_arguments(parser, CustomConfig, "own code")
     return parser
 
 
 @command()
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
-    config = from_namespace(PushConfig, build_parser().parse_args(argv))
+    config = from_namespace(PushConfig, parse_command_line(build_parser, argv))
     with heavy_imports():
         from rlvla.commands.push_to_hub import prepare, push, push_problems, replaced_folders
         from rlvla.commands.run_policies import policy_folder

@@ -20,7 +20,7 @@ from rlvla.experience import Experience
 from rlvla.models.families import Checkpoint
 from rlvla.models.policy import Policy
 from rlvla.rewards import StateInputSettings
-from rlvla.utils.data_files import read_json
+from rlvla.utils.data_files import admit, read_json
 from rlvla.utils.deepspeed.engine import Engine
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.errors import SaveError
@@ -115,7 +115,10 @@ def recorded_environment(folder: str | Path) -> dict[str, Any]:
         ConfigError: the file cannot be read, or holds values of the wrong type.
     """
     path = Path(folder) / ENVIRONMENT_FILE
-    return checked_record(read_json(path), path) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    admit(Path(folder))
+    return checked_record(read_json(path), path)
 
 
 def learned_states(recorded: dict[str, Any]) -> list[LearnedStates] | None:

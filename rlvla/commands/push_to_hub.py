@@ -14,9 +14,9 @@ from rlvla.checkpoints.policy_folder import ENVIRONMENT_FILE
 from rlvla.evaluation.model_card import model_card, read_card_record
 from rlvla.evaluation.redact import redact_json, redact_paths
 from rlvla.models.dataset_statistics import STATISTICS_FILE
-from rlvla.models.families import ADAPTER_CONFIG_FILE, CONFIG_FILE
+from rlvla.models.families import ADAPTER_CONFIG_FILE, CONFIG_FILE, family_of
 from rlvla.models.vla.checkpoint_files import ADAPTER_FOLDER, EVALUATION_FILE
-from rlvla.utils.data_files import read_json
+from rlvla.utils.data_files import admit, read_json
 from rlvla.utils.errors import ConfigError, Problem, RunEnded
 from rlvla.utils.files import json_text
 from rlvla.utils.terminal import count
@@ -82,7 +82,7 @@ def select(folder: Path, card: str) -> Selection:
     Absolute paths in JSON files are replaced by their last component, addresses by a word.
 
     Raises:
-        ConfigError: a JSON file is damaged, or the policy needs files outside of its folder.
+        ConfigError: a JSON file is damaged, the policy needs files outside of its folder, or a link leaves it.
     """
     config = folder / CONFIG_FILE
     base = read_json(config, allow_nan=True).get("base") if config.is_file() else None
@@ -90,7 +90,7 @@ def select(folder: Path, card: str) -> Selection:
         text = f"{folder} acts with a policy in another folder ({' or '.join(map(str, base))}); upload that one"
         raise ConfigError.of("folder", "needs_others", text)
     uploads, left = [Upload(CARD_FILE, card.encode(), "the model card")], []
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+    for path in admit(folder):
         name = path.relative_to(folder).as_posix()
         reason = _reason_to_leave(name)
         if reason is None:
@@ -165,8 +165,16 @@ def read_card(path: str) -> str:
 
 def prepare(folder: Path, repo_id: str, license: str | None, card: str | None) -> Selection:
     """Choose the files, and write the card unless the user brings one; raises ConfigError."""
-    record = read_card_record(folder)
-    text = read_card(card) if card is not None else model_card(record, repo_id, license)
+    family_of(folder)  # ConfigError for a type that is not known
+    try:
+        record = read_card_record(folder)
+        text = read_card(card) if card is not None else model_card(record, repo_id, license)
+    except (TypeError, ValueError, LookupError, AttributeError, OSError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        reason = f"{type(error).__name__}: {error}"
+        text = f"{folder}: the records of its training or evaluation hold values of other types ({reason}); remove them"
+        raise ConfigError.of("folder", "invalid_file", text) from error
     return select(folder, text)
 
 

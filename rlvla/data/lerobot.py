@@ -33,7 +33,7 @@ from rlvla.data.validation import (
 )
 from rlvla.envs.records import checked_record
 from rlvla.models.dataset_statistics import entry_problems
-from rlvla.utils.data_files import fits, inside, parse_json, read_json
+from rlvla.utils.data_files import admit, fits, inside, parse_json, read_json
 from rlvla.utils.errors import ConfigError, require
 from rlvla.utils.video import read_video, video_frames
 
@@ -87,6 +87,7 @@ def read_lerobot(folder: str | Path, cameras: Sequence[str] | None = None) -> De
     require("pyarrow", extra="lerobot")
     require("av", extra="lerobot")
     try:
+        admit(folder)
         return _read(folder, name, read_json(folder / INFO, allow_nan=True), cameras)
     except (OSError, LookupError, ValueError, TypeError, ArithmeticError, MemoryError) as error:
         if isinstance(error, ConfigError):

@@ -25,6 +25,7 @@ from rlvla.data.hdf5 import UNREADABLE, episode_groups, hdf5_episode, member, op
 from rlvla.data.validation import StoredArray, StoredEpisode, check_episodes, refuse
 from rlvla.envs.libero import install as libero_install
 from rlvla.envs.libero.env import instruction_of
+from rlvla.utils.data_files import admit
 from rlvla.utils.errors import ConfigError
 
 SUFFIX = "_demo.hdf5"
@@ -45,7 +46,7 @@ def _files_by_task(path: Path) -> list[tuple[str, int, Path]]:
     Raises:
         ConfigError: no file, a file not named after a LIBERO task, or tasks of several suites.
     """
-    files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
+    files = [f for f in admit(path, below=False) if f.name.endswith(SUFFIX)] if path.is_dir() else [path]
     if not files:
         raise ConfigError(f"{path} holds no file *.hdf5, *.h5 or meta/info.json, so there are no demonstrations in it")
     names = {s: tasks for s, tasks in libero_install.task_names().items() if s.startswith("libero_")}

@@ -19,7 +19,7 @@ from rlvla.data.robomimic import read_episodes
 from rlvla.data.validation import camera_problems, refuse
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.config import EnvConfig
-from rlvla.utils.data_files import read_json
+from rlvla.utils.data_files import inside, read_json
 from rlvla.utils.errors import ConfigError, Problem
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ def read_demonstrations(path: str | Path, cameras: Sequence[str] | None = None) 
     try:
         with opened(path) as file:
             # Numbers that are not finite are reported by their keys.
-            recorded = read_json(beside, allow_nan=True) if beside.is_file() else None
+            recorded = read_json(inside(path.parent, beside.name), allow_nan=True) if beside.is_file() else None
             demos = read_episodes(file, path, recorded, cameras)
             return demos if recorded is not None else replace(demos, statistics=computed_statistics([demos]))
     except UNREADABLE as error:
@@ -85,6 +85,10 @@ def data_files(paths: Sequence[str | Path]) -> list[str]:
     for path in map(Path, paths):
         whole = not path.is_dir() or is_lerobot(path) or any(path.glob(f"*{LIBERO_SUFFIX}"))
         below = [] if whole else sorted(p for p in path.rglob("*") if p.suffix in _HDF5 and p.name[0] != ".")
+        try:
+            below = [inside(path, str(file.relative_to(path))) for file in below]
+        except ValueError as error:
+            raise ConfigError.of("demos", "leaves_folder", f"--demos: {error}") from None
         files += map(str, below or [path])
     return files
 

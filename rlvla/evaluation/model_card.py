@@ -17,7 +17,7 @@ from rlvla.evaluation.results import EvalResult
 from rlvla.models.families import type_of
 from rlvla.models.vla.checkpoint_files import EVALUATION_FILE
 from rlvla.utils.cli.config_file import quoted_head
-from rlvla.utils.data_files import read_json
+from rlvla.utils.data_files import check_types, read_json
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.terminal import count, markdown_table, markdown_text
 
@@ -71,7 +71,9 @@ def read_card_record(folder: Path) -> CardRecord:
     if not figures and source and folder.name == "policy":
         figures = _of_training(run / EVALUATIONS_FILE, str(environment.get("task_suite_name")))
     versions = {name: number for e in evaluations.values() for name, number in e.versions.items()}
-    totals = run / TOTALS_FILE
+    path = run / TOTALS_FILE
+    totals = read_json(path, allow_nan=True) if source and path.is_file() else {}
+    check_types(totals, {"episodes": float, "env_steps": float}, path)
     return CardRecord(
         kind=type_of(folder),
         environment=environment,
@@ -79,7 +81,7 @@ def read_card_record(folder: Path) -> CardRecord:
         measured_with=", ".join(f"{name} {number}" for name, number in versions.items()),
         source=source,
         command=redact_command(command),
-        totals=read_json(totals, allow_nan=True) if source and totals.is_file() else {},
+        totals=totals,
     )
 
 
@@ -121,7 +123,7 @@ def model_card(record: CardRecord, repo_id: str, license: str | None = None) -> 
     sections = [
         f"---\n{_metadata(record, name, license)}\n---",
         f"# {markdown_text(name)}",
-        f"A robot policy of the family `{record.kind}`, trained with rlvla.",
+        f"A robot policy of the family {markdown_text(record.kind)}, trained with rlvla.",
         f"```bash\npip install rlvla\nhf download {repo_id} --local-dir {name}\nrlvla-eval-vla --pretrain {name}\n```",
         "## Task",
         _task(record),
@@ -229,11 +231,11 @@ def _evaluation(record: CardRecord) -> list[str]:
     sections = []
     for shown in record.figures:
         result = shown.result
-        dropped = f" **{result.dropped} episodes could not be played.**" if result.dropped else ""
+        dropped = f" **{markdown_text(result.dropped)} episodes could not be played.**" if result.dropped else ""
         intervals = result.about_samples or f"95 % {result.kind_of_intervals}"
         about = f"Protocol {result.protocol}; {shown.protocol}; {result.success_detector}; {intervals}."
         sections += [
-            f"### {markdown_text(shown.condition)}, {result.mode}",
+            f"### {markdown_text(shown.condition)}, {markdown_text(result.mode)}",
             f"{markdown_text(about)}{dropped}",
             markdown_table(result.HEADERS, result.rows()),
         ]

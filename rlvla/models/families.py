@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from rlvla.models.flow.settings import ASKED_SCORES, FLOW_SETTINGS
 from rlvla.utils.cli.flags import is_set, no_effect
-from rlvla.utils.data_files import read_json
+from rlvla.utils.data_files import admit, read_json
 from rlvla.utils.errors import ConfigError, Problem
 from rlvla.utils.files import no_folder
 
@@ -246,7 +246,8 @@ def family_of(folder: str | Path) -> PolicyFamily:
     """The family of a checkpoint folder.
 
     Raises:
-        ConfigError: the folder or its config.json is missing or unreadable, or names an unregistered type.
+        ConfigError: the folder or its config.json is missing or unreadable, names an unregistered type, or holds links
+            that leave it.
     """
     name = type_of(folder)
     if name in _HOMES and name not in _families:
@@ -326,12 +327,15 @@ def start_warnings(folder: str | Path, checkpoint: Checkpoint | None) -> list[st
 
 
 def type_of(folder: str | Path) -> str:
-    """The type named in a folder's config.json; errors as in `family_of`."""
+    """The type named in a folder's config.json, whose files are checked first (`admit`); errors as in `family_of`."""
     folder = Path(folder)
     if not folder.is_dir():
         raise ConfigError(f"{no_folder(folder)}; name the folder of a policy ({CONFIG_FILE}) or of a run")
     path = folder / CONFIG_FILE
-    if not path.is_file() and any((place / ADAPTER_CONFIG_FILE).is_file() for place in (folder, *folder.glob("*/"))):
+    adapter = any((place / ADAPTER_CONFIG_FILE).is_file() for place in (folder, *folder.glob("*/")))
+    if path.is_file() or adapter:
+        admit(folder)
+    if not path.is_file() and adapter:
         return "openvla"  # only an adapter: config.json is in its base model
     raw = read_json(path, allow_nan=True)
     return str(raw.get("model_type", raw.get("type")))

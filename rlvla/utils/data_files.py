@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import math
+import os
 import types
 import typing
 from collections import Counter
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 Kind = TypeVar("Kind", bound="DataclassInstance")
 
 _LONGEST_REASON = 200
+_MOST_LISTED = 8
+_REPOSITORIES = ("models--", "datasets--", "spaces--")  # begin folders of the Hugging Face cache
 # Limits of a YAML text, within which it is read in a second.
 _MOST_BYTES = 2**20
 _MOST_NODES = 50_000  # each counted as often as aliases repeat it
@@ -41,6 +44,8 @@ def read_json(path: Path, *, allow_nan: bool = False) -> dict[str, Any]:
         ConfigError: the file cannot be read, is not JSON in UTF-8, holds anything but an object, names a key twice, is
             nested too deeply, or has a number that is not finite.
     """
+    if path.exists() and not path.is_file():
+        raise ConfigError.of(None, "invalid_file", f"{path} is not a file; JSON is read from files alone")
     return parse_json(_content_of(path), path, allow_nan=allow_nan)
 
 
@@ -289,7 +294,65 @@ def _type_name(hint: Any) -> str:
 
 
 def inside(folder: Path, name: object) -> Path:
-    """`folder / name` for a name from a file; ValueError unless it is a relative path inside the folder."""
+    """`folder / name` for a name from a file; ValueError unless it is a relative path that stays inside the folder."""
     if not isinstance(name, str) or not name or "\0" in name or Path(name).is_absolute() or ".." in Path(name).parts:
         raise ValueError(f"{_shown(name)} is not the name of a file in {folder}")
-    return folder / name
+    path = folder / name
+    if problem := _link_problem(path, folder, _places(folder)):
+        raise ValueError(problem)
+    return path
+
+
+def admit(folder: Path, *, below: bool = True) -> list[Path]:
+    """The files of a folder from elsewhere, sorted; called before any of them is read, copied or uploaded.
+
+    Links have to stay inside the folder or, in a snapshot of the Hugging Face cache, lead to the blobs of its
+    repository.
+
+    Args:
+        folder: a policy, a data set or a checkpoint.
+        below: also the files of its folders, at any depth.
+
+    Raises:
+        ConfigError: a link leaves the folder, or there is a pipe, socket or device in it; reports all of them.
+    """
+    files: list[Path] = []
+    problems: list[str] = []
+    places, open_folders = _places(folder), [folder]
+    while open_folders:
+        try:
+            entries = sorted(os.scandir(open_folders.pop()), key=lambda entry: entry.name)
+        except OSError as error:
+            raise ConfigError.of(None, "invalid_file", f"{folder} cannot be listed ({error.strerror})") from error
+        for entry in entries:
+            path = Path(entry.path)
+            if entry.is_dir(follow_symlinks=False):
+                open_folders += [path] if below else []
+            elif entry.is_file(follow_symlinks=False):
+                files.append(path)
+            elif problem := _link_problem(path, folder, places):
+                problems.append(problem)
+            elif path.is_file():
+                files.append(path)
+    if problems:
+        listed = [*problems[:_MOST_LISTED], *([f"{folder}: and more"] if len(problems) > _MOST_LISTED else [])]
+        raise ConfigError(Problem(None, "leaves_folder", problem) for problem in listed)
+    return sorted(files)
+
+
+def _places(folder: Path) -> list[Path]:
+    """Where the files of a folder may lie: inside it, or in the blobs of its repository in the Hugging Face cache."""
+    real = folder.resolve()
+    snapshots = next((place for place in (real, *real.parents) if place.parent.name == "snapshots"), None)
+    cached = snapshots is not None and snapshots.parents[1].name.startswith(_REPOSITORIES)
+    return [real, snapshots.parents[1] / "blobs"] if snapshots is not None and cached else [real]
+
+
+def _link_problem(path: Path, folder: Path, places: Sequence[Path]) -> str | None:
+    """Why `path` may not be read as a part of a folder, or None; that it is missing is left to the reader."""
+    target = Path(os.path.realpath(path))
+    if not any(target.is_relative_to(place) for place in places):
+        return f"{path} is a link to {target}, outside of {folder}; put a copy there if you want it to be used"
+    if target.exists() and not target.is_file() and not target.is_dir():
+        return f"{path} is a pipe, socket or device, not a file; remove it"
+    return None

@@ -17,7 +17,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from rlvla.utils.data_files import check_types, inside, read_json
+from rlvla.utils.data_files import admit, check_types, inside, read_json
 from rlvla.utils.terminal import log
 
 MANIFEST = "manifest.json"
@@ -73,6 +73,7 @@ def damage(folder: Path, *, checksums: bool = True) -> str | None:
     if not path.is_file():
         return f"{MANIFEST} is missing: it was not completed, or not written by this program"
     try:
+        admit(folder)
         content = read_json(path)
         check_types({"files": None} | content, {"files": dict[str, dict]}, path)
         if not content["files"]:

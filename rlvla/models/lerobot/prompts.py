@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from rlvla.utils.data_files import admit
 from rlvla.utils.errors import ConfigError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -40,6 +41,7 @@ def find_folder(name: str, policy_folder: Path, file: str, *, setting: str, file
     """
     folder = policy_folder / name
     if folder.is_dir():
+        admit(folder, below=False)
         return folder
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError

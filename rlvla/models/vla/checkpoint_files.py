@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from rlvla.utils.data_files import check_types, inside, read_json
+from rlvla.utils.data_files import admit, check_types, inside, read_json
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.torch_files import read_torch_file
 
@@ -205,6 +205,7 @@ def _base_of(adapter: Path, adapted: Sequence[Path]) -> Path:
     visited = {adapter.resolve(), *(place.resolve() for place in adapted)}
     for place in (Path(named), adapter / named):
         if named and place.is_dir() and place.resolve() not in visited:
+            admit(place, below=False)
             return place
     raise ConfigError(
         f"{adapter / ADAPTER_CONFIG_FILE}: the base model {named!r} is not a folder here; set "

@@ -131,6 +131,8 @@ def write_config_file(folder: Path, configs: Sequence[Any]) -> Path:
 def quoted_head(folder: Path) -> tuple[str, str]:
     """Version and command line in the header of `config.yaml`; ("", "") if there is no such file."""
     path = folder / RUN_CONFIG_FILE
+    if not path.is_file():
+        return "", ""
     with suppress(OSError, UnicodeDecodeError):
         version, command, *_ = [*path.read_text(encoding="utf-8").splitlines()[:2], "", ""]
         if version.startswith("# rlvla ") and command.startswith("# "):

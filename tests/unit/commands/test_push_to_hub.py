@@ -192,3 +192,28 @@ def test_a_card_of_ones_own(policy: Path, hub: Hub, tmp_path: Path) -> None:
     (tmp_path / "card.md").write_text("# Toy\n")
     main([str(policy), "--repo_id", "me/toy", "--card", str(tmp_path / "card.md")])
     assert hub.files["me/toy"]["README.md"] == b"# Toy\n"
+
+
+def test_a_policy_of_an_unknown_type_is_not_uploaded(policy: Path, capsys: pytest.CaptureFixture, hub: Hub) -> None:
+    (policy / "config.json").write_text(json.dumps({"model_type": "x` <b>of nobody</b>"}))
+    assert "of nobody" in fails(capsys, policy, "--repo_id", "me/toy")
+    assert not hub.files
+    own = Path(__file__).resolve().parents[2] / "support" / "own_policy.py"
+    (policy / "config.json").write_text(json.dumps({"model_type": "test_mlp"}))
+    main([str(policy), "--repo_id", "me/toy", "--dry_run", "--custom_module", str(own)])
+
+
+def test_a_link_out_of_the_folder_is_not_uploaded(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture, hub: Hub
+) -> None:
+    (tmp_path / "id_rsa").write_text("private")
+    (policy / "vocab.txt").symlink_to(tmp_path / "id_rsa")
+    assert "outside of" in fails(capsys, policy, "--repo_id", "me/toy")
+    assert not hub.files
+
+
+def test_results_of_other_types_are_one_sentence(policy: Path, capsys: pytest.CaptureFixture, hub: Hub) -> None:
+    content = json.loads((policy / "eval.json").read_text())
+    content["results"][0]["success_at_end"]["low"] = "<b>high</b>"
+    (policy / "eval.json").write_text(json.dumps(content))
+    assert "hold values of other types" in fails(capsys, policy, "--repo_id", "me/toy")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,7 +80,7 @@ def test_a_card_without_records_states_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"type": "smolvla"}')
     text = model_card(read_card_record(tmp_path), "me/toy")
     for phrase in (
-        *("family `smolvla`", "is not recorded", "Not evaluated yet", "Code: not recorded."),
+        *("family smolvla,", "is not recorded", "Not evaluated yet", "Code: not recorded."),
         "The initial states of its training are not recorded.",
     ):
         assert phrase in text
@@ -95,4 +96,41 @@ def test_damaged_records_are_errors(tmp_path: Path) -> None:
     policy = make_run(tmp_path / "ppo")
     (tmp_path / "ppo/evaluations.json").write_text("[]")
     with pytest.raises(ConfigError, match=r"evaluations\.json does not hold evaluations \(IndexError"):
+        read_card_record(policy)
+
+
+MARKUP = "x` <script>alert(1)</script> ![](http://evil) [a](b)\n# Heading\n---\n| cell |"
+
+
+def test_texts_of_a_folder_add_no_markup(tmp_path: Path) -> None:
+    policy = make_run(tmp_path / "ppo")
+    config = {"model_type": MARKUP}
+    (policy / "config.json").write_text(json.dumps(config))
+    environment = json.loads((policy / "rlvla_environment.json").read_text())
+    environment |= {"task_suite_name": MARKUP, "cameras": [MARKUP], "render_quality": MARKUP}
+    learned = {"suite": MARKUP, "task_id": None, "start": 0, "stop": 5}
+    (policy / "rlvla_environment.json").write_text(json.dumps(environment | {"learned_from": [learned]}))
+    content = evaluation(18, MARKUP) | {"trained_on": MARKUP, "versions": {MARKUP: MARKUP}}
+    protocol = content["protocols"]["greedy"]
+    content["protocols"]["greedy"] = protocol | {"suite": MARKUP, "seed": MARKUP}
+    for result in content["results"]:
+        result |= {"protocol": MARKUP, "dropped": MARKUP, "success_source": MARKUP}
+        for task in result["tasks"]:
+            task |= {"name": MARKUP}
+    (policy / "eval.json").write_text(json.dumps(content))
+    header = f"# rlvla 9.8.7 {MARKUP!r}\n# python train.py --a '```' '{MARKUP[:50]}'\n"
+    (policy.parent / "config.yaml").write_text(header)
+    card = model_card(read_card_record(policy), "me/toy")
+    head, body = card.split("\n---\n", 1)
+    assert yaml.safe_load(head)["tags"][-1] == MARKUP, "one value"
+    prose = re.sub(r"(?ms)^```bash\n.*?\n```$", "", body)
+    prose = prose.replace("(`--license`)", "")
+    assert "```" not in prose and "<" not in prose and "\n# Heading" not in prose and "\n---" not in prose
+    assert not re.search(r"(?<!\\)(\][\[(:]|`)", prose), "neither links nor code"
+
+
+def test_totals_of_another_type_are_an_error(tmp_path: Path) -> None:
+    policy = make_run(tmp_path / "ppo")
+    (policy.parent / "totals.json").write_text('{"episodes": "<b>many</b>", "env_steps": 3}')
+    with pytest.raises(ConfigError, match="episodes is"):
         read_card_record(policy)
