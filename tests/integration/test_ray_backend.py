@@ -286,7 +286,7 @@ TRAINER = """
 
 @pytest.mark.parametrize("where", ["cluster", "local"])
 def test_nothing_survives_a_killed_trainer(cluster: TwoNodes, where: str) -> None:
-    """One worker is idle, the other hangs; a cluster of the trainer's own ends with it, too.
+    """One worker is stopped, the other hangs; a cluster of the trainer's own ends with it, too.
 
     Two helpers of Ray need a minute to notice, which is not waited for here.
     """
@@ -305,6 +305,7 @@ def test_nothing_survives_a_killed_trainer(cluster: TwoNodes, where: str) -> Non
             started = {*workers, *descendants(trainer.pid)}
             assert where == "cluster" or len(started) > 6  # Ray's own processes
             started = {pid for pid in started if b"Agent" not in command_line(pid)}
+            os.kill(workers[0], signal.SIGSTOP)
             trainer.kill()
             trainer.stdin.close()
             assert trainer.wait(timeout=300) == -signal.SIGKILL

@@ -1,9 +1,9 @@
-"""Kill the descendants of a process after its end, e.g. programs started by a simulator.
+"""Kill the helper processes of a process after its end: workers, vLLM, and programs that simulators have started.
 
-A worker's descendants inherit a mark in their environment, also those that left its process group. The worker runs this
-file as a program that outlives it, because the parent of the worker may have been killed as well:
+They inherit a mark in their environment, also those that left the process group. With the first mark, a process starts
+this file as a program that outlives it, whichever thread starts the helpers and whether they run or are stopped:
 
-    python -I -S guardian.py PID
+    python -I -S guardian.py PID MARK
 """
 
 from __future__ import annotations
@@ -12,25 +12,44 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Collection, Iterator, Mapping
+import time
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 
-# Environment variable with the mark of a worker.
+# Environment variable with the mark of a helper process.
 MARK = "RLVLA_WORKER_MARK"
 # Maximum passes over the processes: one may start others while it is being killed.
 _ROUNDS = 20
+_POLL_SECONDS = 0.5  # without pidfd
+_own_mark = 0, ""  # of this process (by id, as a fork inherits the variable): its helpers' marks begin with it
 
 
 def new_mark() -> str:
-    """A unique mark."""
-    return f"{os.getpid()}-{os.urandom(8).hex()}"
+    """A unique mark for a helper process; it is killed once this process has ended (Linux).
+
+    Elsewhere a helper ends when it reads from its closed connection.
+    """
+    global _own_mark
+    pid = os.getpid()
+    if _own_mark[0] != pid:
+        _own_mark = pid, f"{pid}-{os.urandom(8).hex()}"
+        _start_guardian(*_own_mark)
+    return f"{_own_mark[1]}.{os.urandom(8).hex()}"
+
+
+def _start_guardian(pid: int, mark: str) -> None:
+    import subprocess  # not needed by the guardian itself, which should start fast
+
+    command = [sys.executable, "-I", "-S", __file__, str(pid), mark]
+    environment = {name: value for name, value in os.environ.items() if name != MARK}
+    with suppress(OSError):  # helpers still end when they read from their closed connections
+        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment, check=False)
 
 
 def kill_marked(marks: Collection[str]) -> None:
     """Kill all processes with one of these marks, except this one (Linux; elsewhere without effect)."""
-    marked = {f"{MARK}={mark}".encode() for mark in marks}
-    for _ in range(_ROUNDS if marked else 0):
-        left = [pid for pid, variables in _environments() if not marked.isdisjoint(variables)]
+    for _ in range(_ROUNDS if marks else 0):
+        left = [pid for pid, mark in _marked() if any(mark == one or mark.startswith(f"{one}.") for one in marks)]
         for pid in left:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -38,43 +57,47 @@ def kill_marked(marks: Collection[str]) -> None:
             return
 
 
-def _environments() -> Iterator[tuple[int, list[bytes]]]:
-    """(pid, environment at start) of all other running processes of this user."""
+def _marked() -> Iterator[tuple[int, str]]:
+    """(pid, mark) of all other running processes of this user that have a mark."""
     try:
         names = os.listdir("/proc")
     except OSError:
         return
+    start = f"{MARK}=".encode()
     for name in names:
         if name.isdigit() and int(name) != os.getpid():
             try:
                 with open(f"/proc/{name}/environ", "rb") as file:
-                    yield int(name), file.read().split(b"\0")
+                    variables = file.read().split(b"\0")
             except OSError:  # it has ended, or belongs to another user
                 continue
+            yield from ((int(name), v[len(start) :].decode(errors="replace")) for v in variables if v.startswith(start))
 
 
-def guard_this_process() -> None:
-    """Start the guardian of this process, which must have a mark in its environment."""
-    guard(os.getpid(), os.environ)
+def _wait_for_end(pid: int) -> None:
+    """Wait until a process has ended, reaped or not."""
+    try:
+        watched = os.pidfd_open(pid)
+    except (AttributeError, OSError):  # an old kernel, or it has ended
+        while _runs(pid):
+            time.sleep(_POLL_SECONDS)
+        return
+    waiting = select.poll()
+    waiting.register(watched, select.POLLIN)
+    waiting.poll()
 
 
-def guard(pid: int, environment: Mapping[str, str]) -> None:
-    """Start a guardian that kills all processes with the mark in `environment` once the process `pid` has ended."""
-    import subprocess  # not needed by the guardian itself, which should start fast
-
-    if hasattr(os, "pidfd_open"):
-        command = [sys.executable, "-I", "-S", __file__, str(pid)]
-        with suppress(OSError):  # without a guardian, the parent of the marked processes ends them
-            subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment, check=False)
+def _runs(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def main() -> None:
-    """Entry point: wait in the background for the end of a process, then kill processes with the same mark."""
-    try:
-        watched = os.pidfd_open(int(sys.argv[1]))
-    except OSError:  # an old kernel
-        return
-    if os.fork():  # the worker waits for this process only; the guardian is a daemon
+    """Entry point: wait in the background for the end of a process, then kill its helpers."""
+    if os.fork():  # its starter waits for this process only; the guardian is a daemon
         return
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -82,10 +105,8 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
         os.dup2(nothing, descriptor)
-    waiting = select.poll()
-    waiting.register(watched, select.POLLIN)
-    waiting.poll()
-    kill_marked([os.environ[MARK]])
+    _wait_for_end(int(sys.argv[1]))
+    kill_marked([sys.argv[2]])
 
 
 if __name__ == "__main__":

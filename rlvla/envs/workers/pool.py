@@ -279,8 +279,7 @@ class EnvPool:
             for slot, result in pool.wait():
                 ...
 
-    Use the pool from one thread at a time. The kernel kills workers that the main thread started when the process ends;
-    those started by another thread end when their connection is closed.
+    Use the pool from one thread at a time. Workers end with this process, however it ends (`guardian`).
 
     Args:
         num_slots: number of slots, i.e. concurrent episodes.

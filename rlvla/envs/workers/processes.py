@@ -10,7 +10,6 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -166,9 +165,6 @@ class ProcessBackend:
         with theirs:
             command = [self._python, "-m", "rlvla.envs.workers.worker"]
             command += ["--connection_fd", str(theirs.fileno()), "--slab_fds", *map(str, slab_fds)]
-            # The kernel watches the thread that starts the worker; only the main thread lives as long as the process.
-            if threading.current_thread() is threading.main_thread():
-                command += ["--parent_pid", str(os.getpid())]
             command += ["--custom_modules", *options.custom_modules]
             try:
                 with _interrupts_blocked():

@@ -32,7 +32,7 @@ from rlvla.envs.workers.codec import (
     readable,
     reference_of,
 )
-from rlvla.envs.workers.guardian import MARK, guard_this_process, new_mark
+from rlvla.envs.workers.guardian import MARK, new_mark
 from rlvla.envs.workers.messages import Hello, SlotAnswer, SlotCommand, dump_commands, load_commands
 from rlvla.envs.workers.processes import WORKER_ENVIRONMENT, resident_bytes, worker_environment
 from rlvla.envs.workers.ray_cluster import account_of, address_problem, connect, least_busy_node, ray_module
@@ -182,7 +182,6 @@ class RayWorker:
 
     def __init__(self, custom_modules: Sequence[str], frames: str, num_slots: int):
         os.environ[MARK] = new_mark()  # for processes started by the simulator
-        guard_this_process()
         self._worker = Worker(custom_modules, num_slots)
         self._frames = frames
 

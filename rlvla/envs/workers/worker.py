@@ -1,15 +1,12 @@
 """The worker process: `python -m rlvla.envs.workers.worker`, started by `EnvPool`.
 
-It answers commands until the pool closes the connection, and ends with the process that started it.
+It answers commands until the pool closes the connection; a guardian ends it with the process that started it.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
-import os
 import signal
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -23,7 +20,6 @@ from rlvla.envs.experts import make_expert
 from rlvla.envs.experts.episode import play_actions, play_expert_episode
 from rlvla.envs.registry import get_suite, load_custom_module, make_batched_env, make_env, trust_suite
 from rlvla.envs.workers.codec import encode_answer, encode_hello, join_answers
-from rlvla.envs.workers.guardian import guard_this_process
 from rlvla.envs.workers.messages import (
     PROTOCOL_VERSION,
     Answer,
@@ -44,8 +40,6 @@ from rlvla.envs.workers.messages import (
 from rlvla.envs.workers.slab import Slab
 from rlvla.utils.errors import ConfigError, MissingExtraError, Problem
 from rlvla.version import __version__
-
-_PR_SET_PDEATHSIG = 1
 
 
 class _Built:
@@ -321,14 +315,6 @@ def describe_failure(phase: str, error: Exception) -> Failure:
     return Failure(phase, type(error).__name__, str(error), "".join(traceback.format_exception(error)), problems)
 
 
-def die_with_parent(parent_pid: int) -> None:
-    """Ask the kernel to kill this process when the thread that started it ends (Linux; elsewhere see `serve`)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:  # the parent ended before prctl
-        sys.exit(1)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the process; arguments are passed by `EnvPool`."""
     # The parent handles Ctrl-C and SIGHUP and closes the connection; it started this process with SIGINT blocked.
@@ -338,12 +324,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Environment worker, started by rlvla.envs.workers.pool.EnvPool.")
     parser.add_argument("--connection_fd", type=int, required=True)
     parser.add_argument("--slab_fds", type=int, nargs="+", required=True, help="one per slot")
-    parser.add_argument("--parent_pid", type=int, default=None, help="die with this process")
     parser.add_argument("--custom_modules", nargs="*", default=[])
     args = parser.parse_args(argv)
-    if args.parent_pid is not None:
-        die_with_parent(args.parent_pid)
-    guard_this_process()
     slabs = [Slab(fd) for fd in args.slab_fds]
     with Connection(args.connection_fd) as connection:
         serve(connection, slabs, args.custom_modules)

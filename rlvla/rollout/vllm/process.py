@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlvla.envs.workers.guardian import MARK, guard, kill_marked, new_mark
+from rlvla.envs.workers.guardian import MARK, kill_marked, new_mark
 from rlvla.envs.workers.slab import Slab, create_slab_file
 from rlvla.utils.errors import RunEnded
 from rlvla.utils.signals import StopSignals
@@ -89,7 +89,6 @@ class EngineProcess:
             ours.close()
             self._close_memory()
             raise RunEnded(f"vLLM cannot be started with {python}: {error}") from error
-        guard(os.getpid(), environment)
         self._connection = Connection(ours.detach())
 
     @property

@@ -173,6 +173,43 @@ OTHER_VERSION = """
 """
 
 
+STOPPED = """
+    import os, signal, sys, threading, time
+    from rlvla.envs.workers.pool import EnvPool
+
+    workers = []
+
+    def start():
+        pool = EnvPool(2)
+        workers.append(pool)  # not closed when the thread ends
+        pool.restart(1, wait=False)
+        for slot in range(2):  # one idle, one that has just begun to start
+            os.kill(pool.pid(slot), signal.SIGSTOP)
+        print(pool.pid(0), pool.pid(1), flush=True)
+
+    thread = threading.Thread(target=start)
+    thread.start() if sys.argv[1] == "thread" else start()
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("starter", ["main", "thread"])
+def test_no_stopped_worker_survives_the_process_that_started_it(starter):
+    command = [sys.executable, "-c", textwrap.dedent(STOPPED), starter]
+    environment = {**os.environ, "PYTHONPATH": str(Path(pool_module.__file__).parents[3])}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
+        try:
+            pids = [int(pid) for pid in parent.stdout.readline().split()]
+            assert len(pids) == 2 and all(map(is_running, pids))
+        finally:
+            parent.kill()
+    try:
+        assert wait_until_gone(pids)
+    finally:
+        for pid in filter(is_running, pids):
+            os.kill(pid, signal.SIGKILL)
+
+
 def test_other_version_is_refused(tmp_path):
     package = tmp_path / "rlvla" / "envs" / "workers"
     package.mkdir(parents=True)
