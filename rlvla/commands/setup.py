@@ -14,10 +14,10 @@ from rlvla.checkpoints.policy_folder import MACHINE_STATE, learned_states, recor
 from rlvla.envs.base import Observation, TaskSpec
 from rlvla.envs.config import EnvConfig, ResolvedEnv, SplitConfig, resolve_env
 from rlvla.envs.registry import get_suite
-from rlvla.envs.workers.answer_checks import AnswerChecker, BadAnswerError
+from rlvla.envs.workers.answer_checks import AnswerChecker
 from rlvla.envs.workers.config import WorkerConfig, start_pool
 from rlvla.envs.workers.messages import EnvSpec, Reset
-from rlvla.envs.workers.watchdog import WatchedPool
+from rlvla.envs.workers.watchdog import WatchedPool, run_everywhere
 from rlvla.models.config import PolicyConfig
 from rlvla.models.families import Checkpoint, check_checkpoint, checkpoint_overrides, start_warnings
 from rlvla.models.policy import PolicySpec
@@ -236,23 +236,14 @@ def first_observations(pool: WatchedPool, setting: CheckedRun) -> list[Observati
     """Observations of the first task at the start of an episode, one per worker slot.
 
     Raises:
-        EnvWorkerError, ConfigError: what a worker reported, or an invalid observation.
+        EnvWorkerError, ConfigError: see `run_everywhere`.
     """
     task = setting.tasks[0]
     options = setting.played_env.env_kwargs()
     checker, spec = AnswerChecker(task, options), EnvSpec(task.suite, task.task_id, options)
-    pool.submit_all([(slot, Reset(spec, slot % task.num_init_states, slot)) for slot in range(pool.num_slots)])
-    observations: list[Observation] = []
-    while len(observations) < pool.num_slots:
-        for slot, result in pool.wait():
-            if isinstance(result, Exception):
-                raise result
-            try:
-                checker.observation(result)
-            except BadAnswerError as error:
-                raise pool.reject(slot, error) from None
-            assert isinstance(result, Observation)
-            observations.append(result)
+    observations: list[Observation] = run_everywhere(
+        pool, lambda slot: Reset(spec, slot % task.num_init_states, slot), checker.observation
+    )
     if setting.state_input is None:
         return observations
     start = setting.state_input.begin(task)

@@ -68,7 +68,7 @@ class WorkerConfig:
         ]
 
     def pool(self, num_envs: int, custom_modules: Sequence[str] = (), python: str | None = None) -> WatchedPool:
-        """Start the workers; see `EnvPool` for the arguments and errors."""
+        """Start the workers in the background; see `EnvPool` for the arguments."""
         if problems := self.problems(python, policies_on_ray=True):  # --ray_address is checked by the command
             raise ConfigError(problems)
         backend = None
@@ -80,6 +80,7 @@ class WorkerConfig:
             backend=backend,
             python=python,
             custom_modules=custom_modules,
+            wait=False,
         )
         limits = WatchdogLimits(
             create=self.env_create_timeout,
@@ -108,13 +109,13 @@ def start_pool(
 
     Raises:
         ConfigError: the environment cannot be built (no working GL, extra not installed).
-        EnvWorkerError: a worker failed for another reason.
+        EnvWorkerError: an environment raised an exception, or a worker was lost several times.
     """
     workers = -(-num_envs // config.envs_per_worker)
     with passing_note(f"starting {workers} environment worker(s) for {first.suite}"):
         pool = config.pool(num_envs, custom_modules, python)
         try:
-            run_everywhere(pool, Make(first))
+            run_everywhere(pool, lambda _: Make(first))
         except BaseException:
             pool.close()
             raise

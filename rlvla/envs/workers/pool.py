@@ -30,7 +30,7 @@ from rlvla.envs.workers.messages import (
     StepChunk,
 )
 from rlvla.envs.workers.processes import ProcessBackend
-from rlvla.utils.errors import ConfigError
+from rlvla.utils.errors import ConfigError, RunEnded
 from rlvla.version import __version__
 
 
@@ -47,8 +47,8 @@ class WorkerState(enum.Enum):
 FAULT_KINDS = ("exception", "ended", "late", "unreadable", "bad_answer", "unsent", "lost")
 
 
-class EnvWorkerError(RuntimeError):
-    """A worker raised an exception or its process ended.
+class EnvWorkerError(RunEnded):
+    """A worker raised an exception or its process ended; nobody handles it only after several attempts.
 
     Attributes:
         worker_id: index of the worker.
@@ -289,6 +289,7 @@ class EnvPool:
         custom_modules: modules (`.py` files or dotted names) that workers import at start, to register suites.
         environment: additional environment variables of the workers.
         start_timeout: seconds to wait for the workers to start.
+        wait: block until the workers are ready; otherwise slots are busy until `wait` returns their worker's `Hello`.
 
     Raises:
         EnvWorkerError: a worker did not start or runs another version of rlvla.
@@ -304,6 +305,7 @@ class EnvPool:
         custom_modules: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         start_timeout: float = 120.0,
+        wait: bool = True,
     ):
         if num_slots < 1 or envs_per_worker < 1:
             raise ConfigError(
@@ -320,7 +322,7 @@ class EnvPool:
         try:
             for worker_id in range(-(-num_slots // envs_per_worker)):
                 self._workers.append(self._start(worker_id))
-            for worker in range(len(self._workers)):
+            for worker in range(len(self._workers) if wait else 0):
                 self._await_hello(worker)
         except BaseException:
             self.close()

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
-from collections.abc import Container, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rlvla.envs.workers.answer_checks import BadAnswerError
 from rlvla.envs.workers.messages import Command, EnvSpec, Hello, PrivilegedState, SlotCommand, StepChunk
@@ -21,8 +22,8 @@ log = logging.getLogger(__name__)
 
 # Intervals in seconds at which time limits and memory are checked.
 _TICK, _MEMORY_INTERVAL = 0.2, 2.0
-# Consecutive failed starts of a worker after which its error is raised.
-_FAILED_STARTS = 3
+# Failed starts in a row of a worker, or losses before the first rollout, after which the error is raised.
+_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
@@ -235,8 +236,9 @@ class WatchedPool:
     def _start_failed(self, slot: int, error: EnvWorkerError) -> None:
         worker = self._pool.worker_of(slot)
         self._failed_starts[worker] += 1
-        if self._failed_starts[worker] >= _FAILED_STARTS:
+        if self._failed_starts[worker] >= _ATTEMPTS:
             raise error
+        log.warning("a worker did not start and is replaced: %s", error)
         self.replace(slot)
 
     def reject(self, slot: int, error: BadAnswerError) -> EnvWorkerError:
@@ -271,17 +273,40 @@ class WatchedPool:
             log.warning("environment worker %d: restart failed, will retry: %s", worker, error)
 
 
-def run_everywhere(pool: WatchedPool, command: Command) -> Sequence[Result]:
-    """Execute a command once in each slot and return the answers.
+def run_everywhere(
+    pool: WatchedPool, command_of: Callable[[int], Command], check: Callable[[Result], None] | None = None
+) -> list[Any]:
+    """Execute a command in each slot before the first rollout; lost workers are replaced and their commands repeated.
+
+    Args:
+        pool: the workers, which may still be starting.
+        command_of: slot -> its command.
+        check: raises BadAnswerError for an invalid answer.
+
+    Returns:
+        The answers by slot.
 
     Raises:
-        ConfigError, EnvWorkerError: the first error reported by a worker.
+        ConfigError: the first one reported by a worker.
+        EnvWorkerError: an environment raised an exception, or a worker was lost several times.
     """
-    answers: list[Result] = []
-    pool.submit_all([(slot, command) for slot in range(pool.num_slots)])
+    answers: dict[int, Result] = {}
+    losses: Counter[int] = Counter()
     while len(answers) < pool.num_slots:
-        for _, result in pool.wait():
-            if isinstance(result, EnvWorkerError | ConfigError):
+        pool.submit_all([(slot, command_of(slot)) for slot in pool.idle() if slot not in answers])
+        for slot, result in pool.wait():
+            if isinstance(result, ConfigError):
                 raise result
-            answers.append(result)
-    return answers
+            if check is not None and not isinstance(result, EnvWorkerError):
+                try:
+                    check(result)
+                except BadAnswerError as error:
+                    result = pool.reject(slot, error)
+            if not isinstance(result, EnvWorkerError):
+                answers[slot] = result
+                continue
+            losses[slot] += not result.collateral
+            if result.kind == "exception" or losses[slot] >= _ATTEMPTS:
+                raise result
+            log.warning("repeating a command of a lost worker: %s", result)
+    return [answers[slot] for slot in range(pool.num_slots)]
