@@ -38,7 +38,7 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
         if launched_rank() == 0:
             print(ppo_report(flags, setting))
         return None
-    with started(flags, setting) as (pool, signals), ExitStack() as stack:
+    with started(flags, setting) as pool, ExitStack() as stack:
         with passing_note(f"loading {flags.policy.pretrain}"):
             models = load_models(flags, setting)
             strategy = DeepspeedStrategy(flags.strategy, seed=flags.run.seed)
@@ -79,7 +79,6 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
             config=config,
             save_path=save_path,
             ckpt_path=flags.ckpt_path,
-            signals=signals,
             demos=demos,
         )
         stack.callback(trainer.player.close)  # also if the run fails before its first iteration

@@ -17,7 +17,6 @@ from rlvla.trainer.models import Models
 from rlvla.trainer.on_policy import OnPolicy
 from rlvla.trainer.trainer import Trainer
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
-from rlvla.utils.signals import StopSignals
 
 
 @register_algorithm("ppo")
@@ -71,7 +70,6 @@ class PPOTrainer(Trainer):
         config: the configuration of the run.
         save_path: run folder, which receives metrics, TensorBoard files, and `policy/` at the end.
         ckpt_path: folder of the training checkpoints.
-        signals: records signals that ask the run to stop.
         demos: demonstrations for a supervised loss, or None.
     """
 
@@ -84,8 +82,7 @@ class PPOTrainer(Trainer):
         config: PPOConfig,
         save_path: Path,
         ckpt_path: Path,
-        signals: StopSignals | None = None,
         demos: Demonstrations | None = None,
     ):
         setup = AlgorithmSetup(models, strategy, config, tasks, demos)
-        super().__init__(setup, rollout, save_path, ckpt_path, signals)
+        super().__init__(setup, rollout, save_path, ckpt_path)

@@ -48,7 +48,6 @@ class Trainer:
         rollout: plays episodes on this rank's workers.
         save_path: run folder, which receives metrics, TensorBoard files, and `policy/` at the end.
         ckpt_path: folder of the training checkpoints.
-        signals: records signals that ask the run to stop.
 
     Attributes:
         algorithm: the algorithm, created from `setup`.
@@ -59,6 +58,7 @@ class Trainer:
         player: plays the episodes; closed at the end of `fit`.
         observers: called after rollouts, optimizer steps, updates and iterations.
         exported: folder of the trained policy.
+        signals: while caught, signals that ask the run to stop after a checkpoint.
     """
 
     @closes_player
@@ -68,14 +68,13 @@ class Trainer:
         rollout: RolloutEngine,
         save_path: Path,
         ckpt_path: Path,
-        signals: StopSignals | None = None,
     ):
         config, strategy = setup.config, setup.strategy
         self.config, self.strategy, self.rollout, self.tasks = config, strategy, rollout, setup.tasks
         self._save_path, self._ckpt_path = save_path, ckpt_path
-        self._signals = signals or StopSignals()
+        self.signals = StopSignals()
         # First, as a copy of the policy that plays ahead is made before DeepSpeed changes it.
-        self.player = make_player(config, setup.models.actor, rollout, strategy, self._signals)
+        self.player = make_player(config, setup.models.actor, rollout, strategy, self.signals)
         self.algorithm: Algorithm = LEARNERS.get(config.learner)(setup)
         engines, optimization = self.algorithm.engines, config.optimization
         self._offloading = Offloading(optimization.offload_during_rollout, engines, setup.models, strategy)
@@ -327,7 +326,7 @@ class Trainer:
         return any(iteration == self.iteration for iteration, _ in self.evaluations)
 
     def _stop_if_asked(self) -> None:
-        number = self._signals.of_all_ranks(self.strategy.all_reduce)
+        number = self.signals.of_all_ranks(self.strategy.all_reduce)
         if not number:
             return
         outcome = "there is nothing to save yet"
@@ -379,7 +378,7 @@ class Trainer:
                     greedy=not schedule.eval_temperature,
                     temperature=schedule.eval_temperature or 1.0,
                     samples=schedule.eval_samples,
-                    attempt=self._signals.attempt,
+                    attempt=self.signals.attempt,
                 )
                 totals = {f"total/{name}": value for name, value in self.totals.items()}
                 log_metrics = self.logger.replace_evaluation if schedule.val_only else self.logger.log

@@ -22,7 +22,7 @@ from enum import Enum, auto
 from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from rlvla.utils.launcher import Ancestor, launchers_of_this_rank
 
@@ -459,8 +459,6 @@ class StopSignals:
         received: number of the first signal, or 0.
     """
 
-    _catching: ClassVar[list[StopSignals]] = []  # with an active `caught` block, innermost last
-
     def __init__(self) -> None:
         self.received = 0
         self._interruptible = False
@@ -469,22 +467,7 @@ class StopSignals:
     def caught(self) -> Iterator[StopSignals]:
         """Catch the signals within the block (main thread only)."""
         with taken_over(self._handle, lambda: self.received != 0 and not self._interruptible):
-            self._catching.append(self)
-            try:
-                yield self
-            finally:
-                self._catching.remove(self)
-
-    @classmethod
-    def leave_if_asked(cls) -> None:
-        """For long waits in such a block, while there is nothing to save.
-
-        Raises:
-            StopRequested: a signal has been caught.
-        """
-        for signals in cls._catching[-1:]:
-            if signals.received:
-                raise StopRequested(signals.received)
+            yield self
 
     def of_all_ranks(self, all_reduce: Callable[[dict[str, float], str], Mapping[str, float]]) -> int:
         """Number of a signal that some rank has received, or 0; all ranks call it together.

@@ -44,7 +44,7 @@ def run_sac(flags: SACRun) -> Trainer | None:
         if launched_rank() == 0:
             show(describe_run(flags, checked, trainer=None))
         return None
-    with started(flags, setting) as (pool, signals), ExitStack() as stack:
+    with started(flags, setting) as pool, ExitStack() as stack:
         actor = setting.checkpoint.load_policy()
         assert isinstance(actor, SACPolicy) and flags.sac.n_critics is not None
         models = SACModels(actor, actor.new_critic(flags.sac.n_critics))
@@ -78,7 +78,7 @@ def run_sac(flags: SACRun) -> Trainer | None:
             judge=plan.sources.get(flags.replay.replay_score_source or ""),
         )
         setup = SACSetup(models, strategy, config, setting.tasks, checked.demos)
-        trainer = Trainer(setup, rollout, save_path, flags.ckpt_path, signals)
+        trainer = Trainer(setup, rollout, save_path, flags.ckpt_path)
         begin(trainer, flags)
         train(trainer, flags, plan, describe_run(flags, checked, trainer))
     return trainer

@@ -18,26 +18,21 @@ from rlvla.trainer.live import live_page
 from rlvla.trainer.trainer import Trainer
 from rlvla.utils.cli.config_file import write_config_file
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
-from rlvla.utils.signals import resume_hint
 from rlvla.utils.errors import ConfigError, SaveError
 from rlvla.utils.files import write_json
 from rlvla.utils.seeding import seed_everything
-from rlvla.utils.signals import StopSignals
+from rlvla.utils.signals import resume_hint
 from rlvla.utils.terminal import log, quiet_libraries
 
 
 @contextmanager
-def started(flags: TrainingRun, setting: CheckedRun) -> Iterator[tuple[WatchedPool, StopSignals]]:
-    """The environment workers, and the signals that ask to stop; everything random is seeded."""
+def started(flags: TrainingRun, setting: CheckedRun) -> Iterator[WatchedPool]:
+    """The environment workers; everything random is seeded."""
     quiet_libraries()
-    signals, modules = StopSignals(), modules_with_suites(flags.custom)
-    num_envs, task = flags.run.num_envs, setting.tasks[0]
-    with (
-        signals.caught(),
-        start_workers(num_envs, setting.played_env, task, custom_modules=modules, config=flags.workers) as pool,
-    ):
+    num_envs, task, modules = flags.run.num_envs, setting.tasks[0], modules_with_suites(flags.custom)
+    with start_workers(num_envs, setting.played_env, task, custom_modules=modules, config=flags.workers) as pool:
         seed_everything(flags.run.seed)
-        yield pool, signals
+        yield pool
 
 
 @contextmanager
@@ -80,7 +75,8 @@ def train(trainer: Trainer, flags: TrainingRun, plan: RewardPlan, header: str) -
             log.info(header)
         plan.start()
         try:
-            trainer.fit()
+            with trainer.signals.caught():  # not before: a signal ends what has nothing to save at once
+                trainer.fit()
         except SaveError as error:
             unsaved = error
         finally:

@@ -7,8 +7,7 @@ import os
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,7 +19,6 @@ from torch import Tensor
 from rlvla.envs.workers.guardian import MARK, kill_marked, new_mark
 from rlvla.envs.workers.slab import Slab, create_slab_file
 from rlvla.utils.errors import RunEnded
-from rlvla.utils.signals import StopSignals
 
 ENGINE = Path(__file__).with_name("engine.py")
 # The engine core in the program itself, no reports about usage, no model hub, no threads bound to cores.
@@ -38,7 +36,6 @@ _NOT_PASSED_ON = (
     "VLLM_CPU_KVCACHE_SPACE",
 )
 _ANSWER_SECONDS = 600.0  # for a batch of decisions or for new weights
-_POLL_SECONDS = 0.5  # interval of checks for a stop signal
 _END_SECONDS = 3.0
 _LOG_LINES = 15  # of the log, in a message
 _LONGEST_LOG = 4000  # characters of them
@@ -101,9 +98,8 @@ class EngineProcess:
 
         Raises:
             RunEnded: it ended, reported an error, or took longer.
-            StopRequested: a signal asked the run to stop.
         """
-        answer = self._receive(seconds, "has not started", meanwhile=StopSignals.leave_if_asked)
+        answer = self._receive(seconds, "has not started")
         if "error" in answer:
             raise RunEnded(f"vLLM does not start; its log is {self.log}\n{answer['error']}")
 
@@ -144,14 +140,10 @@ class EngineProcess:
         self.prompts.close()
         self.weights.close()
 
-    def _receive(self, seconds: float, late: str, meanwhile: Callable[[], None] | None = None) -> dict[str, Any]:
-        deadline = time.monotonic() + seconds
+    def _receive(self, seconds: float, late: str) -> dict[str, Any]:
         try:
-            while not self._connection.poll(max(0.0, min(_POLL_SECONDS, deadline - time.monotonic()))):
-                if time.monotonic() >= deadline:
-                    raise RunEnded(f"vLLM {late} for {seconds:g} seconds; its log is {self.log}{self._last_lines()}")
-                if meanwhile is not None:
-                    meanwhile()
+            if not self._connection.poll(seconds):
+                raise RunEnded(f"vLLM {late} for {seconds:g} seconds; its log is {self.log}{self._last_lines()}")
             return json.loads(self._connection.recv_bytes())
         except (EOFError, OSError):
             raise self._gone() from None

@@ -37,7 +37,7 @@ def loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trainer:
     loop.config = SimpleNamespace(schedule=schedule, batch=SimpleNamespace(iterations=4))
     loop.algorithm, loop.logger, loop.strategy = Mock(**{"tensors.return_value": {}}), Mock(), OneRank()
     loop._save_path, loop._ckpt_path = tmp_path / "run", tmp_path / "run" / "checkpoints"
-    loop._signals = SimpleNamespace(of_all_ranks=lambda all_reduce: 15)
+    loop.signals = SimpleNamespace(of_all_ranks=lambda all_reduce: 15)
     loop._folder_watch = loop._average = loop._best = None
     loop._saved, loop._saved_in, loop.iteration, loop.full = 1, loop._ckpt_path, 2, full
     return loop
