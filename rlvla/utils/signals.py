@@ -4,7 +4,7 @@ The first SIGINT, SIGTERM or SIGHUP becomes an exception in the main thread; `St
 sees every signal on arrival, even while the main thread is blocked, and
 
 - sends it again if it came where Python would discard the exception (finalizers, imports);
-- ends the process if the main thread has not ended it in time;
+- ends the process if the main thread does not react soon (a long import), or has not ended it in time;
 - sends SIGTERM when the launcher that started this rank is gone.
 """
 
@@ -33,6 +33,7 @@ _LAUNCHER_GONE = "the launcher has ended"
 _BY_LAUNCHER = 1 << 16  # marks the number of a signal that stands for it
 # A rank whose launcher is gone ends within 30 s; other launchers kill 30 s after a SIGTERM.
 _SECONDS_TO_END = 25.0
+_SECONDS_TO_REACT = 5.0  # a launcher stops its ranks one after another
 _LAUNCHER_SECONDS = 1.0  # between two checks of the launcher
 _REPEAT_SECONDS = 0.05
 _TWICE_SECONDS = 0.3  # Ctrl-C pressed again comes later, one signal sent by several processes earlier
@@ -351,7 +352,7 @@ class _Watcher(threading.Thread):
         self._poll.register(self._reader, select.POLLIN)
         self._before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         self._launchers: list[Ancestor] = launchers_of_this_rank()
-        self._deadline: float | None = None
+        self._asked_at: float | None = None  # when this process was asked to end within seconds
         self._next_check = 0.0
         self._stopping = False
         self.start()
@@ -375,7 +376,7 @@ class _Watcher(threading.Thread):
             if self._stopping:
                 return
             if pending and not _command.may_take_long:
-                self._end_within_seconds()
+                self._begin_to_wait()
             if pending and not _command.has_reacted() and _command.phase is _Phase.RUNNING:
                 time.sleep(_REPEAT_SECONDS)
                 if not _command.has_reacted():
@@ -383,7 +384,7 @@ class _Watcher(threading.Thread):
             if time.monotonic() >= self._next_check:
                 self._next_check = time.monotonic() + _LAUNCHER_SECONDS
                 self._check_launchers()
-            if self._deadline is not None and time.monotonic() > self._deadline:
+            if self._is_overdue():
                 number = pending or signal.SIGTERM
                 prints = is_first_rank() and (_command.may_take_long or not _command.has_printed)
                 end_now(cause_of(number), SHELL_SIGNAL_BASE + number, prints=prints)
@@ -401,12 +402,18 @@ class _Watcher(threading.Thread):
             return
         self._launchers = []
         _command.cause = _LAUNCHER_GONE
-        self._end_within_seconds()
+        self._begin_to_wait()
         os.kill(os.getpid(), signal.SIGTERM)
 
-    def _end_within_seconds(self) -> None:
-        if self._deadline is None:
-            self._deadline = time.monotonic() + _SECONDS_TO_END
+    def _begin_to_wait(self) -> None:
+        if self._asked_at is None:
+            self._asked_at = time.monotonic()
+
+    def _is_overdue(self) -> bool:
+        if self._asked_at is None:
+            return False
+        may_clean_up = _command.may_take_long or _command.has_reacted() or _command.phase is not _Phase.RUNNING
+        return time.monotonic() > self._asked_at + (_SECONDS_TO_END if may_clean_up else _SECONDS_TO_REACT)
 
 
 class StopRequested(SystemExit):

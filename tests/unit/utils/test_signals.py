@@ -52,6 +52,24 @@ sys.exit(subprocess.run([sys.executable, *sys.argv[1:]], env=os.environ | {"RANK
 """
 
 
+# Imports a module for minutes, within which a signal cannot become an exception.
+IMPORTER = """
+import sys
+from pathlib import Path
+from rlvla.utils import signals
+
+signals.begin("__main__")
+signals._SECONDS_TO_END = 600.0
+signals.run_command(lambda: __import__("slow_module"), "the same command starts over")
+"""
+SLOW_MODULE = """
+import sys, time
+
+print("importing", flush=True)
+time.sleep(600)
+"""
+
+
 @contextmanager
 def launched(folder: Path, **options: object) -> Iterator[subprocess.Popen[str]]:
     """A worker below two processes that look like those of a launcher, in a session of its own."""
@@ -171,6 +189,25 @@ def test_an_interrupt_is_neither_lost_nor_a_traceback(
         run_command(work, "it starts over")
     errors = capfd.readouterr().err
     assert errors.count("interrupted; it starts over") == 1 and errors.count("\n") == 2
+
+
+def test_a_signal_during_a_long_import_ends_the_command_soon(tmp_path: Path) -> None:
+    """It has nothing to clean up that the next start would not; a launcher stops its ranks one after another."""
+    (tmp_path / "worker.py").write_text(IMPORTER)
+    (tmp_path / "slow_module.py").write_text(SLOW_MODULE)
+    command = [sys.executable, str(tmp_path / "worker.py")]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "importing\n"
+            process.terminate()
+            _, errors = process.communicate(timeout=300)
+        finally:
+            process.kill()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert errors == "\nworker.py: terminated; the same command starts over\n"
 
 
 def test_errors_are_shown_as_before() -> None:
