@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -57,9 +58,13 @@ def ended_early(folder: str | Path, checkpoints: Path | None = None) -> bool:
         checkpoints: folder in which this command looks for checkpoints; the run may have used another one.
     """
     path = Path(folder)
-    if not path.is_dir() or _in_use(path):
-        return False
+    return path.is_dir() and not _in_use(path) and _holds_only_a_start(path, checkpoints)
+
+
+def _holds_only_a_start(path: Path, checkpoints: Path | None) -> bool:
     names = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
+    if not names:  # killed before its first file
+        return (path / _LOCK).is_file()
     if not names & _MARKS or names - _INITIAL - {CHECKPOINTS}:
         return False
     return all(map(_holds_no_checkpoint, (path / CHECKPOINTS, checkpoints, *_checkpoints_elsewhere(path))))
@@ -90,8 +95,10 @@ class Ranks(Protocol):
 
 
 @contextmanager
-def claimed_run_folder(folder: Path, ranks: Ranks, checkpoints: Path | None = None) -> Iterator[None]:
-    """Lock `folder` for this run for the duration of the block; leftovers of a run that ended early are removed.
+def claimed_run_folder(
+    folder: Path, ranks: Ranks, checkpoints: Path | None = None, *, resuming: bool = False
+) -> Iterator[None]:
+    """Lock the folders of this run for the duration of the block; leftovers of a run that ended early are removed.
 
     All ranks check the folder beforehand. The main rank waits for them before it takes the lock, because a slower rank
     would otherwise mistake the lock for another run's.
@@ -100,36 +107,58 @@ def claimed_run_folder(folder: Path, ranks: Ranks, checkpoints: Path | None = No
         folder: created if it does not exist.
         ranks: the ranks of this run; only the main one takes the lock.
         checkpoints: folder in which this command looks for checkpoints; if it has any, nothing is removed.
+        resuming: whether an earlier run goes on.
 
     Raises:
-        ConfigError: another process is training in the folder.
+        ConfigError: another process is training in a folder, or another run has ended there since it was checked.
     """
     ranks.barrier()
     if not ranks.is_main:
         yield
         return
-    replaced = ended_early(folder, checkpoints)
+    with ExitStack() as stack:
+        stack.enter_context(_locked(folder))
+        if checkpoints is not None and not checkpoints.resolve().is_relative_to(folder.resolve()):
+            stack.enter_context(_locked(checkpoints))
+        remove_leftovers(folder)
+        if _holds_only_a_start(folder, checkpoints):
+            _remove_start(folder)
+        elif not resuming:
+            raise ConfigError.of("save_path", "folder_in_use", f"--save_path: {output_folder_problem(folder)}")
+        yield
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, which is created if it does not exist."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = folder / _LOCK
-    with lock.open("a", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"another process is training in {folder}; name another folder") from None
-        except OSError:
-            pass  # a file system without locks
-        try:
-            remove_leftovers(folder)
-            if replaced:
-                log.info(f"{folder} holds a run that ended before its first checkpoint; it is replaced")
-                for path in (folder / name for name in (*_INITIAL, CHECKPOINTS)):
-                    if path.is_dir() and not path.is_symlink():
-                        shutil.rmtree(path)
-                    else:
-                        path.unlink(missing_ok=True)
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
+    with ExitStack() as stack:
+        while True:
+            file = stack.enter_context(lock.open("a", encoding="utf-8"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(f"another process is training in {folder}; name another folder") from None
+            except OSError:
+                break  # a file system without locks
+            with suppress(FileNotFoundError):  # a run that has ended since removed it
+                if os.path.samestat(lock.stat(), os.fstat(file.fileno())):
+                    break
+        stack.callback(lock.unlink, missing_ok=True)
+        yield
+
+
+def _remove_start(folder: Path) -> None:
+    """Remove the files of a run that ended before its first checkpoint; those that identify it last."""
+    paths = [folder / name for name in sorted({*_INITIAL, CHECKPOINTS}, key=_MARKS.__contains__)]
+    if any(path.exists() for path in paths):
+        log.info(f"{folder} holds a run that ended before its first checkpoint; it is replaced")
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 class FolderWatch:

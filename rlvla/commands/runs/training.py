@@ -38,8 +38,9 @@ def started(flags: TrainingRun, setting: CheckedRun) -> Iterator[WatchedPool]:
 @contextmanager
 def run_folder(flags: TrainingRun, setting: CheckedRun, strategy: DeepspeedStrategy) -> Iterator[Path]:
     """Lock the run folder and record the flags in it, unless a checkpoint is only evaluated."""
-    save_path = Path(flags.run.save_path)
-    with claimed_run_folder(save_path, strategy, flags.ckpt_path), resume_hint(lambda: newest_checkpoint(flags)):
+    save_path, resuming = Path(flags.run.save_path), bool(flags.run.load_checkpoint)
+    claimed = claimed_run_folder(save_path, strategy, flags.ckpt_path, resuming=resuming)
+    with claimed, resume_hint(lambda: newest_checkpoint(flags)):
         if strategy.is_main and not evaluates_a_checkpoint(flags):
             write_json(save_path / RUN_FILE, describe(flags, setting))
             write_config_file(save_path, list(flags.groups.values()))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import queue
 import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -48,9 +50,56 @@ def test_folders_with_results_are_kept(begun: Path, kept: str) -> None:
     assert not ended_early(begun)
     assert "already holds another run" in str(run_folder_problem(begun))
     assert run_folder_problem(begun, resuming=True) is None
-    with claimed_run_folder(begun, OneRank()):
+    with pytest.raises(ConfigError, match="already holds another run"), claimed_run_folder(begun, OneRank()):
+        pass  # the other run may have ended since the folder was checked
+    with claimed_run_folder(begun, OneRank(), resuming=True):
         pass
     assert (begun / kept).exists() and (begun / "metrics.jsonl").exists()
+
+
+def test_a_run_killed_before_its_first_file_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / ".running").touch()
+    assert run_folder_problem(tmp_path) is None
+    with claimed_run_folder(tmp_path, OneRank()):
+        pass
+    assert capsys.readouterr().out == ""
+
+
+def test_a_replacement_that_is_interrupted_can_be_repeated(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shutil.rmtree", interrupt)
+    with pytest.raises(KeyboardInterrupt), claimed_run_folder(begun, OneRank()):
+        pass
+    assert ended_early(begun) and run_folder_problem(begun) is None
+
+
+def test_a_lock_of_a_file_that_was_removed_meanwhile_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run before ends between opening and locking of its file."""
+    lock, opened = fcntl.flock, []
+
+    def after_the_end(file: IO[str], how: int) -> None:
+        if not opened:
+            opened.append(file)
+            (tmp_path / ".running").unlink()
+        lock(file, how)
+
+    monkeypatch.setattr("fcntl.flock", after_the_end)
+    with claimed_run_folder(tmp_path, OneRank()):
+        assert (tmp_path / ".running").exists()
+        assert "another process is training" in str(run_folder_problem(tmp_path))
+
+
+def test_two_runs_share_no_folder_of_checkpoints(tmp_path: Path) -> None:
+    with claimed_run_folder(tmp_path / "one", OneRank(), tmp_path / "checkpoints"):
+        with (
+            pytest.raises(ConfigError, match="another process is training in .*checkpoints"),
+            claimed_run_folder(tmp_path / "two", OneRank(), tmp_path / "checkpoints"),
+        ):
+            pass
+        with claimed_run_folder(tmp_path / "three", OneRank(), tmp_path / "three" / "checkpoints"):
+            assert not (tmp_path / "three" / "checkpoints").exists()
 
 
 def test_checkpoints_elsewhere_are_worth_keeping(begun: Path, tmp_path: Path) -> None:
@@ -70,7 +119,7 @@ def test_checkpoints_in_the_fallback_folder_are_worth_keeping(begun: Path, tmp_p
     assert not ended_early(begun)
     (begun / "config.yaml").write_text("fallback_path: elsewhere\n")
     assert ended_early(begun) and not ended_early(begun, checkpoints)
-    with claimed_run_folder(begun, OneRank(), checkpoints):
+    with claimed_run_folder(begun, OneRank(), checkpoints, resuming=True):
         assert (begun / "metrics.jsonl").exists()
 
 
