@@ -26,7 +26,7 @@ def connect(address: str) -> None:
             machine only, which is started now and ends with this process.
 
     Raises:
-        ConfigError: the cluster cannot be reached or runs another version of Ray or Python.
+        ConfigError: the cluster cannot be reached or started, or runs another version of Ray or Python.
     """
     # For a cluster started here: no usage statistics, and workers with normal scheduling priority.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -44,11 +44,12 @@ def connect(address: str) -> None:
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, log_to_driver=False, configure_logging=False, **local)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ConfigError(
-            f"--ray_address {address}: {account_of(error)} (the same versions of Ray and Python, and the same token, "
-            "are needed on all machines: docs/scaling.md)"
-        ) from error
+    except Exception as error:  # Ray also raises plain `Exception`
+        hint = "the same versions of Ray and Python, and the same token, are needed on all machines: docs/scaling.md"
+        if address == "local":
+            hint = "Ray's own account is in session_latest/logs below $RAY_TMPDIR, by default /tmp/ray"
+        text = f"--ray_address {address}: {account_of(error)} ({hint})"
+        raise ConfigError.of("ray_address", "unavailable", text) from error
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, on_sigterm)  # Ray replaces the trainer's handler

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -110,6 +111,15 @@ def test_no_cluster_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray._common.utils.get_ray_address_file", lambda _: "/no/such/file")
     (problem,) = WorkerConfig(env_backend="ray").problems(None)
     assert "no Ray cluster runs on this machine" in problem and "--ray_address local" in problem
+
+
+def test_ray_that_does_not_start_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match="--ray_address local: .*file") as error:
+        RayBackend("local")
+    (problem,) = error.value.problems
+    assert (problem.flag, problem.reason) == ("ray_address", "unavailable")
 
 
 def test_ray_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
