@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
@@ -90,7 +90,7 @@ class PolicyEvaluation:
     def read(cls, path: Path, suite: str | None = None) -> PolicyEvaluation:
         """Read a JSON file of `cli/eval_vla.py`, or one `suite` of it.
 
-        ConfigError if the file is invalid, or lacks the suite or the episodes.
+        ConfigError if the file is invalid, or lacks the suite or the episodes. Videos elsewhere are left out.
         """
         try:
             content = read_json(path, allow_nan=True)
@@ -107,7 +107,13 @@ class PolicyEvaluation:
             ) from error
         if not evaluation.results or not all(result.episodes for result in evaluation.results):
             raise ConfigError(f"{path} does not hold the single episodes; evaluate {evaluation.policy} again")
-        return evaluation
+        # A file from elsewhere shows no other files of this machine: videos lie below its folder.
+        folder = path.parent.resolve()
+        videos = {
+            mode: [video for video in paths if video.suffix == ".mp4" and video.resolve().is_relative_to(folder)]
+            for mode, paths in evaluation.videos.items()
+        }
+        return replace(evaluation, videos=videos)
 
 
 def package_versions(simulator: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -325,3 +325,23 @@ def test_several_samples_of_a_state() -> None:
 def test_too_many_states_are_left_out(monkeypatch) -> None:
     monkeypatch.setattr(report_page, "_MOST_CELLS", 2)
     assert solved(result("11")) is not None and solved(result("111")) is None
+
+
+def test_results_from_elsewhere_show_no_other_file(tmp_path: Path) -> None:
+    """A page embeds the videos that a file of results names."""
+    (tmp_path / "id_rsa").write_text("private")
+    (tmp_path / "other.mp4").write_text("private")
+    folder = tmp_path / "downloaded"
+    folder.mkdir()
+    (folder / "link.mp4").symlink_to(tmp_path / "id_rsa")
+    (folder / "notes.txt").write_text("private")
+    videos = [
+        folder / "own.mp4",
+        folder / "link.mp4",
+        folder / "notes.txt",
+        tmp_path / "id_rsa",
+        tmp_path / "other.mp4",
+    ]
+    videos.append(folder / ".." / "other.mp4")
+    (folder / "eval.json").write_text(json.dumps(evaluation("other", 18, videos).as_dict()))
+    assert PolicyEvaluation.read(folder / "eval.json").videos == {"greedy": [folder / "own.mp4"]}
