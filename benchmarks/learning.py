@@ -53,7 +53,14 @@ _BESIDE = ("--task_suite_name", "toy_push", "--set", "demos.keep=all", "demos.of
 _STACK = ("--task_suite_name", "robosuite", "--set", "all.task_ids=1", "demos.cameras=[agentview,wrist]")
 _STACK += ("demos.control_freq=10", "rl.num_episodes=2048")
 # 20 demonstrations of an expert that never fails, small images: what benchmarks/off_policy.py --tasks lift_images has.
-_FEW = ("recipes/quickstart.yaml", "--set", "demos.num_demos=20", "demos.image_size=32", "demos.offset_prob=0")
+_FEW = (
+    "recipes/quickstart.yaml",
+    "--set",
+    "demos.num_demos=20",
+    "demos.image_size=32",
+    "demos.offset_prob=0",
+    "demos.offset_max=0",
+)
 _FEW += (
     "demos.offset_bias=null",
     "demos.offset_max=0",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,9 @@ from rlvla.evaluation.report import PolicyEvaluation
 from rlvla.models.config import PolicyConfig
 from rlvla.models.vla.checkpoint_files import EVALUATION_FILE
 from rlvla.rewards import RewardPlan, SuccessConfig, make_success_source
-from rlvla.rewards.config import JudgeConfig, ScoringModelConfig
-from rlvla.rewards.vlm.config import VLMServerConfig
+from rlvla.rewards.config import JudgeConfig
 from rlvla.trainer import reward_sources as _reward_model  # noqa: F401  registers rm_model
-from rlvla.utils.cli.flags import no_effect, range_problems
+from rlvla.utils.cli.flags import no_effect_problems, range_problems
 from rlvla.utils.deepspeed.config import launch_problems
 from rlvla.utils.errors import ConfigError, Problem, require
 from rlvla.utils.files import target_problem
@@ -78,13 +77,7 @@ class JudgedSuccess:
             self.plan().close()
         except ConfigError as error:
             problems += error.problems
-        kinds = {"vlm": VLMServerConfig, "rm_model": ScoringModelConfig}
-        read = {f.name for source, kind in kinds.items() if source == self.config.success_source for f in fields(kind)}
-        return problems + [
-            no_effect(f.name, value, f"--success_source {self.config.success_source} does not use it")
-            for f in fields(self.models)
-            if f.name not in read and (value := getattr(self.models, f.name)) != f.default
-        ]
+        return problems
 
     def model_problems(self, setting: CheckedRun) -> list[Problem]:
         """Problems if a reward model gets other observations than in training."""
@@ -118,6 +111,8 @@ def check(
     """
     parts = (policy, env, split, config, workers, success.config, success.models, *more_flags)
     problems: list[str | Problem] = [p for part in parts for p in range_problems(part)]
+    out_of_range = {p.flag for p in problems if isinstance(p, Problem)}  # reported once is enough
+    problems += [p for p in no_effect_problems(parts, {}, ()) if p.flag not in out_of_range]
     problems += [*workers.problems(env.env_python), *launch_problems(), *success.problems()]
     folders = [policy.pretrain, *config.compare]
     if config.num_videos:
@@ -126,9 +121,6 @@ def check(
         problems.append(Problem("report", "invalid_file", f"--report {config.report} is a file; name a folder"))
     if config.output is None and (why := target_problem(output_of(policy, config), folder=False)):
         problems.append(Problem("output", "not_writable", f"{why}; --output names another place for the results"))
-    if config.eval_samples > 1 and not config.sampled:
-        text = f"--eval_samples {config.eval_samples}: greedy episodes of an initial state are all alike"
-        problems.append(Problem("eval_samples", "needs_flag", f"{text}; give --sampled"))
     if config.eval_samples > 1 and config.compare:
         text = f"--eval_samples {config.eval_samples}: baselines are compared with one episode for each initial state"
         problems.append(Problem("eval_samples", "contradiction", f"{text}; leave out --compare, or this"))
@@ -144,9 +136,6 @@ def check(
     if config.each_perturbation and not env.options.get("perturb"):
         text = "--each_perturbation: there is none; give --perturb KIND=LEVEL ..."
         problems.append(Problem("each_perturbation", "needs_flag", text))
-    if config.video_cameras and not config.num_videos:
-        text = "--video_cameras: no videos are recorded; give --num_videos as well"
-        problems.append(Problem("video_cameras", "needs_flag", text))
     plans: dict[str, SuitePlan] = {}
     of_suites: dict[str | None, list[Problem]] = {}
     for suite in dict.fromkeys(suites):

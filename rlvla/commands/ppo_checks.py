@@ -215,7 +215,7 @@ def algorithm_problems(flags: PPORun) -> list[Problem]:
         *_reward_problems(flags),
         *_kl_problems(flags.algorithm),
         *_step_problems(flags),
-        *_saving_problems(flags),
+        *_critic_start_problems(flags),
         *_learner_problems(flags),
     ]
 
@@ -330,21 +330,15 @@ def _step_problems(flags: PPORun) -> Iterator[Problem]:
         yield Problem(flag, "unavailable", text)
 
 
-def _saving_problems(flags: PPORun) -> Iterator[Problem]:
-    """The start of the critic, exported policies, and repeated evaluations of a state."""
-    run, schedule = flags.run, flags.schedule
+def _critic_start_problems(flags: PPORun) -> Iterator[Problem]:
+    """The start of the critic."""
+    run = flags.run
     if run.critic_from == "rm_model" and run.critic_pretrain is not None:
         text = "--critic_from rm_model: the critic would also start from --critic_pretrain; choose one"
         yield Problem("critic_from", "contradiction", text)
     if run.critic_from == "rm_model" and flags.algorithm.needs_critic and flags.critic_folder is None:
         text = "--critic_from rm_model: there is no reward model; give --reward_pretrain, or --reward rm_model"
         yield Problem("critic_from", "needs_flag", f"{text} with --rm_model_path")
-    if schedule.save_hf_ckpt and not schedule.save_steps:
-        text = "--save_hf_ckpt exports policies with the checkpoints; give --save_steps"
-        yield Problem("save_hf_ckpt", "needs_flag", text)
-    if schedule.eval_samples > 1 and not schedule.eval_temperature:
-        text = f"--eval_samples {schedule.eval_samples}: greedy episodes of an initial state are all alike"
-        yield Problem("eval_samples", "needs_flag", f"{text}; give --eval_temperature")
 
 
 # ----------------------------------------------------------------------------------- distribution of the policy

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlvla.envs.registry import suite_names_in_short
-from rlvla.utils.cli.flags import MAX_SEED, arg
+from rlvla.options import arg, given, switched_on
+from rlvla.utils.cli.flags import MAX_SEED
 from rlvla.utils.deepspeed.config import rank_timeout_flag
 
 INSTRUCTIONS = ("own", "shuffled", "none")  # of the episode, of another evaluated episode, or empty
@@ -32,7 +33,9 @@ class EvalConfig:
         essential=True,
     )
     allow_unpaired: bool = arg(
-        False, "allow baselines with another protocol; such differences are marked and not tested"
+        False,
+        "allow baselines with another protocol; such differences are marked and not tested",
+        read_if=given("compare"),
     )
     each_perturbation: bool = arg(
         False,
@@ -54,12 +57,13 @@ class EvalConfig:
     )
     eval_episodes: int = arg(100, "episodes per task, each from a different initial state", minimum=1, essential=True)
     sampled: bool = arg(False, "also sample actions, on the same initial states", essential=True)
-    temperature: float = arg(1.0, "sampling temperature (with --sampled)", above=0)
+    temperature: float = arg(1.0, "sampling temperature (with --sampled)", above=0, read_if=switched_on("sampled"))
     eval_samples: int = arg(
         1,
         "sampled episodes per initial state (with --sampled): the mean, and pass@k for all of them",
         minimum=1,
         maximum=10_000,
+        read_if=switched_on("sampled"),
     )
     num_envs: int = arg(4, "environment processes per rank", minimum=1, maximum=10_000, essential=True)
     output: str | None = arg(
@@ -81,6 +85,7 @@ class EvalConfig:
         "further cameras of the scene in videos, beside the policy's images (with --num_videos); the recorded actions "
         "are replayed for them",
         metavar="NAME",
+        read_if=given("num_videos"),
     )
     report: str | None = arg(
         None,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from rlvla.algorithms.advantages import ADVANTAGE_ESTIMATORS
 from rlvla.algorithms.choices import FLOW_NOISY_STEPS
 from rlvla.models.flow.settings import EVAL_NOISES as FLOW_EVAL_NOISES
 from rlvla.models.flow.settings import MAX_STEPS as MAX_FLOW_STEPS
 from rlvla.models.flow.settings import METHODS as FLOW_METHODS
 from rlvla.models.lerobot.settings import CRITIC_FEATURES
 from rlvla.models.vla.choices import ACTION_STD_KINDS, ATTENTION_IMPLEMENTATIONS, MODEL_VARIANTS, PLATFORMS
-from rlvla.options import arg, given
+from rlvla.options import Condition, arg, given
 
 VARIANT_HELP = (
     "action decoding of the checkpoint: oft (a chunk of tokens at once), autoregressive (one action, token by token), "
@@ -131,6 +132,13 @@ class PolicyConfig:
         "prefix (mean of the tokens that the expert attends to) (default: the checkpoint's, else expert)",
         choices=CRITIC_FEATURES,
         of=("policy", "LeRobot"),
+        read_if=Condition(
+            lambda flags: (
+                "advantage_estimator" in flags
+                and "values" in ADVANTAGE_ESTIMATORS.parameters(flags["advantage_estimator"])
+            ),
+            "there is no critic",
+        ),
     )
     flow_method: str | None = arg(
         None,

@@ -151,7 +151,7 @@ REWARDS: Registry[SourceFactory] = Registry(
 def used_by(*sources: str) -> Condition:
     """One of these sources is in use."""
     return Condition(
-        lambda flags: "reward" not in flags or bool(_sources_in_use(flags) & set(sources)),
+        lambda flags: bool(_sources_in_use(flags) & set(sources)),
         f"there is no {' or '.join(sources)} in --reward",
     )
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from rlvla.utils.cli.flags import arg
-from rlvla.utils.errors import ConfigError
+from rlvla.options import Condition, arg
 
 if TYPE_CHECKING:
     from rlvla.envs.base import ChunkResult, Observation, TaskSpec
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 SIMULATOR = "simulator"
 _FACTORIES: dict[str, Callable[[Any], SuccessJudge]] = {}
 _MODELS = ("vlm", "rm_model")  # registered when their modules are imported
+_BY_MODEL = Condition(lambda flags: flags["success_source"] != SIMULATOR, "--success_source is {success_source}")
 
 
 def success_sources() -> list[str]:
@@ -36,13 +36,23 @@ class SuccessConfig:
         choices=success_sources,
     )
     success_threshold: float = arg(
-        0.5, "vlm, rm_model: probability from which a frame counts as success", above=0, maximum=1
+        0.5,
+        "vlm, rm_model: probability from which a frame counts as success",
+        above=0,
+        maximum=1,
+        read_if=_BY_MODEL,
     )
     success_every: int = arg(
-        1, "vlm, rm_model: decisions between judged frames; the last frame of an episode always is", minimum=1
+        1,
+        "vlm, rm_model: decisions between judged frames; the last frame of an episode always is",
+        minimum=1,
+        read_if=_BY_MODEL,
     )
     success_frames: int = arg(
-        1, "vlm, rm_model: judged frames in a row that must count as success to end an episode", minimum=1
+        1,
+        "vlm, rm_model: judged frames in a row that must count as success to end an episode",
+        minimum=1,
+        read_if=_BY_MODEL,
     )
 
     def description(self, models: Any) -> str | None:
@@ -96,16 +106,11 @@ def make_success_source(config: SuccessConfig, models: Any) -> SuccessSource | N
         models: see `register_success_source`.
 
     Raises:
-        ConfigError: the flags of the model are missing or wrong, or a setting has no effect.
+        ConfigError: the flags of the model are missing or wrong.
     """
-    if config.success_source != SIMULATOR:
-        return SuccessSource(config, _FACTORIES[config.success_source](models))
-    names = ("success_threshold", "success_every", "success_frames")
-    if unread := [name for name in names if getattr(config, name) != getattr(SuccessConfig(), name)]:
-        raise ConfigError.of(
-            unread[0], "no_effect", f"--{' --'.join(unread)}: the simulator tells success; give --success_source, too"
-        )
-    return None
+    if config.success_source == SIMULATOR:
+        return None
+    return SuccessSource(config, _FACTORIES[config.success_source](models))
 
 
 class SuccessSource:

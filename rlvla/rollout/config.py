@@ -38,7 +38,13 @@ class RolloutConfig:
         minimum=1,
     )
     rollout_max_wait_ms: float = arg(
-        20.0, "milliseconds a smaller batch waits for more episodes while others simulate", minimum=0, maximum=60_000
+        20.0,
+        "milliseconds a smaller batch waits for more episodes while others simulate",
+        minimum=0,
+        maximum=60_000,
+        read_if=Condition(
+            lambda flags: not flags["deterministic_rollout"], "--deterministic_rollout waits for all running episodes"
+        ),
     )
     deterministic_rollout: bool = arg(
         False,

@@ -377,6 +377,7 @@ class ScheduleConfig(LoggingConfig):
         "episodes per evaluation state (with --eval_temperature): the mean, and pass@k for all of them",
         minimum=1,
         maximum=10_000,
+        read_if=given("eval_temperature"),
     )
     val_before_train: bool = arg(True, "evaluate the initial policy before training")
     val_only: bool = arg(False, "only evaluate the initial policy, or with --load_checkpoint the newest checkpoint")
@@ -388,7 +389,9 @@ class ScheduleConfig(LoggingConfig):
         aliases=("save_freq",),
     )
     save_hf_ckpt: bool = arg(
-        False, "export the policy with every checkpoint, to policies/ in --save_path; removed with its checkpoint"
+        False,
+        "export the policy with every checkpoint, to policies/ in --save_path; removed with its checkpoint",
+        read_if=given("save_steps"),
     )
     save_value_network: bool = arg(
         False,

@@ -503,6 +503,9 @@ GRPO = ["--advantage_estimator", "grpo", *GROUPS_OF_4]
         (["--lora_rank", "4", "--lora_dropout", "1"], "lora_dropout", "out_of_range"),
         (["--lora_alpha", "8"], "lora_alpha", "no_effect"),
         (["--lora_targets", "all-linear"], "lora_targets", "no_effect"),
+        (["--deterministic_rollout", "--rollout_max_wait_ms", "5"], "rollout_max_wait_ms", "no_effect"),
+        (["--success_threshold", "0.3"], "success_threshold", "no_effect"),
+        (["--success_every", "1"], "success_every", "no_effect"),
         (["--live_port", "8123"], "live_port", "no_effect"),
         (["--rm_potential_scale", "0.2"], "rm_potential_scale", "no_effect"),
         (["--truncation_min_gain", "0.1"], "truncation_min_gain", "no_effect"),
@@ -510,10 +513,10 @@ GRPO = ["--advantage_estimator", "grpo", *GROUPS_OF_4]
         ([*GRPO, "--critic_from", "rm_model"], "critic_from", "no_effect"),
         (["--share_backbone", "--save_value_network"], "save_value_network", "no_effect"),
         ([*GRPO, "--save_value_network"], "save_value_network", "no_effect"),
-        (["--save_hf_ckpt"], "save_hf_ckpt", "needs_flag"),
+        (["--save_hf_ckpt"], "save_hf_ckpt", "no_effect"),
         (["--load_checkpoint", "iteration_000010"], "load_checkpoint", "unknown_name"),
         (["--wandb_group", "mine"], "wandb_group", "no_effect"),
-        (["--eval_samples", "4"], "eval_samples", "needs_flag"),
+        (["--eval_samples", "4"], "eval_samples", "no_effect"),
         # which tasks are played
         (["--task_weights", "9:1"], "task_weights", "unknown_name"),
         (["--task_sampler", "mine.py"], "task_sampler", "malformed"),
@@ -548,6 +551,42 @@ def test_flags_that_nothing_would_read_or_that_contradict(
     refused: Refused, policy: Path, flags: list, flag: str, reason: str
 ) -> None:
     assert kinds(refused(PPO, "--pretrain", policy, *flags)) == [(flag, reason)]
+
+
+@pytest.mark.parametrize(
+    ("main", "flags"),
+    [
+        (EVAL, ["--temperature", "0.5"]),
+        (EVAL, ["--eval_samples", "4"]),
+        (EVAL, ["--allow_unpaired"]),
+        (EVAL, ["--video_cameras", "top"]),
+        (EVAL, ["--success_frames", "2"]),
+        (EVAL, ["--vlm_model", "x"]),
+        (EVAL, ["--rm_model_batch_size", "3"]),
+        (EVAL, ["--rollout_max_wait_ms", "5", "--deterministic_rollout"]),
+        (SFT, ["--no-use_proprio"]),
+        (SFT, ["--lora_alpha", "8"]),
+        (SFT, ["--lora_dropout", "0"]),
+        (REWARD_MODEL, ["--use_proprio"]),
+        (REWARD_MODEL, ["--failure_progress_cap", "0.4", "--progress_coef", "0"]),
+    ],
+)
+def test_what_a_command_does_not_read(refused: Refused, policy: Path, main: Callable, flags: list[str]) -> None:
+    problems = refused(main, "--pretrain", policy, *flags)
+    assert (flags[0].removeprefix("--").removeprefix("no-"), "no_effect") in kinds(problems)
+
+
+@pytest.mark.parametrize(
+    "flags", [["--offset_prob", "0.5"], ["--offset_max", "0.1"], ["--temperature", "0.5"], ["--unnorm_key", "x"]]
+)
+def test_what_the_scripted_expert_does_not_read(refused: Refused, flags: list[str]) -> None:
+    problems = refused(COLLECT, "--task_suite_name", "toy_reach", *flags)
+    assert kinds(problems) == [(flags[0].removeprefix("--"), "no_effect")]
+
+
+@pytest.mark.parametrize("main", [SFT, REWARD_MODEL], ids=["sft", "reward model"])
+def test_a_learning_rate_of_0_trains_nothing(refused: Refused, main: Callable) -> None:
+    assert "--learning_rate 0.0: must be greater than 0" in str(refused(main, "--learning_rate", "0"))
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,7 @@ def test_a_curriculum_with_options(tmp_path: Path, capsys: pytest.CaptureFixture
     recorded = json.loads((tmp_path / "run" / RUN_FILE).read_text())
     assert recorded["batch"]["frontier_width"] == 0.05
     assert recorded["batch"].pop("frontier_success") == 0.5, "a run from before this option can be resumed"
+    recorded["replay"]["her_goal"] = "final"  # which nothing reads without --her_ratio
     (tmp_path / "run" / RUN_FILE).write_text(json.dumps(recorded))
     with pytest.raises(SystemExit):
         run_sac(tmp_path / "run", 12, *flags, "--frontier_width", "0.1", "--load_checkpoint")

@@ -298,6 +298,9 @@ REFUSED = {
     "no episodes": (["--rollout_batch_size", "0"], "must be at least 1"),
     "no board": (["--wandb_name", "x"], "wandb_name"),
     "no images to shift": (["--image_shift", "2"], "--image_shift 2: it belongs to --read_images"),
+    "values that are all alike": (["--replay_eviction", "value"], "all decisions have the same priority"),
+    "greedy episodes": (["--eval_samples", "2"], "--eval_samples 2: no effect without --eval_temperature"),
+    "policies of checkpoints": (["--save_hf_ckpt"], "--save_hf_ckpt: no effect without --save_steps"),
     "unread": (["--replay_alpha", "0.5"], "--replay_priority uniform does not use it"),
     "primitives": (["--policy", "primitives"], "the environment has none"),
     "sharding": (["--zero_stage", "3"], "need neither sharding"),
@@ -320,7 +323,7 @@ REFUSED = {
         "give what the critics are to see as well (--disc_state)",
     ),
     "no state in the suite": (["--critic_state", "--read_images"], "has nothing that a robot cannot know"),
-    "no demonstrations": (["--demo_share", "0.5"], "there are no --demos"),
+    "no demonstrations": (["--demo_share", "0.5"], "no effect without --demos"),
 }
 
 

@@ -32,7 +32,7 @@ from rlvla.envs.workers.watchdog import WatchedPool
 from rlvla.models.config import PolicyConfig
 from rlvla.models.policy import Policy
 from rlvla.rollout import EpisodeRequest, RolloutConfig, RolloutEngine
-from rlvla.utils.cli.flags import no_effect, range_problems
+from rlvla.utils.cli.flags import no_effect, no_effect_problems, range_problems
 from rlvla.utils.errors import ConfigError, Problem
 from rlvla.utils.files import output_folder_problem
 from rlvla.utils.terminal import passing_note
@@ -68,6 +68,7 @@ def checked_player(
     else:
         unread, why = _changed(policy), "there is no --policy"
         unread |= {} if config.temperature is None else {"temperature": config.temperature}
+        problems += no_effect_problems([errors], {}, ())
     problems += [no_effect(name, value, why) for name, value in unread.items()]
     try:
         if config.policy is None:

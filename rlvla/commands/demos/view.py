@@ -14,8 +14,9 @@ from rlvla.data.replayed_episodes import play_again, replay_problem
 from rlvla.data.robomimic import recorded_rewards
 from rlvla.evaluation.demos_page import shown_episodes
 from rlvla.evaluation.episode_viewer import ViewedEpisode, render_data_page, write_recording
+from rlvla.options import Condition, arg
 from rlvla.utils.bars import progress_bar
-from rlvla.utils.cli.flags import arg, range_problems
+from rlvla.utils.cli.flags import no_effect_problems, range_problems
 from rlvla.utils.errors import ConfigError, Problem, require
 from rlvla.utils.files import write_atomic
 from rlvla.utils.terminal import page_words, show
@@ -39,7 +40,11 @@ class ViewConfig:
         (), "numbers of the episodes, counted from 0 over all files (default: some of all)", minimum=0, metavar="N"
     )
     show_episodes: int = arg(
-        12, "without --episodes: how many, spread over the data, failures among them", minimum=1, maximum=1000
+        12,
+        "without --episodes: how many, spread over the data, failures among them",
+        minimum=1,
+        maximum=1000,
+        read_if=Condition(lambda flags: not flags["episodes"], "--episodes names them"),
     )
     cameras: tuple[str, ...] = arg((), "cameras to show (default: all of the data)", metavar="NAME")
     max_frames: int = arg(100, "frames of an episode and camera on the page, evenly spaced", minimum=2, maximum=500)
@@ -69,7 +74,7 @@ def run_view(config: ViewConfig) -> Path:
         ConfigError: a flag is wrong, or the data cannot be read or replayed.
         MissingExtraError: rerun or a reader of the data is not installed.
     """
-    problems: list[Problem] = range_problems(config)
+    problems = [*range_problems(config), *no_effect_problems([config], {}, ())]
     if not config.demos:
         problems.append(Problem("demos", "too_few", "no data is named: give files or folders"))
     if problems:

@@ -109,9 +109,6 @@ def _hindsight_problems(flags: SACRun) -> Iterator[Problem]:
 def _demo_share_problems(flags: SACRun) -> Iterator[Problem]:
     """A batch of which a rank sees no demonstration, or nothing else."""
     share, size, ranks = flags.replay.demo_share, flags.batch.train_batch_size, launched_world_size()
-    if flags.replay.demos is None:
-        if "demo_share" in flags.given:
-            yield Problem("demo_share", "needs_flag", "--demo_share: there are no --demos")
-    elif not 0 < round(size * share / ranks) < size // ranks:
+    if flags.replay.demos is not None and not 0 < round(size * share / ranks) < size // ranks:
         text = f"--demo_share {share} of --train_batch_size {size}: both parts need a decision on each rank"
         yield Problem("demo_share", "out_of_range", text)

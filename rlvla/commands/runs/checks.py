@@ -13,7 +13,7 @@ from rlvla.checkpoints.training import list_checkpoints
 from rlvla.commands.runs.flags import TrainingRun
 from rlvla.commands.setup import CheckedRun
 from rlvla.envs.config import EnvConfig
-from rlvla.utils.cli.flags import flag_fields, no_effect_problems, range_problems
+from rlvla.utils.cli.flags import flag_fields, no_effect_problems, range_problems, unread_flags
 from rlvla.utils.data_files import read_json
 from rlvla.utils.deepspeed.config import launched_world_size
 from rlvla.utils.errors import ConfigError, Problem, require
@@ -115,14 +115,14 @@ def changed_flags(flags: TrainingRun, setting: CheckedRun) -> list[Problem]:
     before = {name: group for name, group in stored.items() if isinstance(group, dict)}
     problems = []
     elsewhere = {name: value for group in before.values() for name, value in group.items()}
-    defaults = _defaults(flags, setting)
+    defaults, unread = _defaults(flags, setting), unread_flags(flags.groups.values(), flags.unselected)
     for group, now in json.loads(json.dumps(describe(flags, setting))).items():
         if group in _FREE_GROUPS:
             continue
         for name, value in now.items():
             # Flags have moved between groups, and the run may be older than some of them.
             started_with = before.get(group, {}).get(name, elsewhere.get(name, defaults[group].get(name)))
-            if name not in _FREE_FLAGS and started_with != value:
+            if name not in _FREE_FLAGS and name not in unread and started_with != value:
                 text = f"--{name} {value}: the run in {flags.run.save_path} was started with {started_with}"
                 problems.append(Problem(name, "changed", f"{text}; repeat that, or name another --save_path"))
     return problems

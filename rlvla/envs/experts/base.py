@@ -7,7 +7,8 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from rlvla.utils.cli.flags import arg, range_problems
+from rlvla.options import arg, given
+from rlvla.utils.cli.flags import range_problems
 from rlvla.utils.errors import ConfigError
 
 
@@ -19,11 +20,14 @@ class ExpertConfig:
     """
 
     noise_std: float = arg(0.0, "std of Gaussian noise on every action dimension that moves the arm", minimum=0)
-    offset_prob: float = arg(0.0, "probability that an episode has a target offset", minimum=0, maximum=1)
+    offset_prob: float = arg(
+        0.0, "probability that an episode has a target offset", minimum=0, maximum=1, read_if=given("offset_max")
+    )
     offset_max: float = arg(
         0.0,
         "maximum of the per-episode offset, which is uniform in [0, offset_max] in a random direction",
         minimum=0,
+        read_if=given("offset_prob"),
     )
     offset_bias: tuple[float, ...] = arg(
         (0.0, 0.0), "fixed offset of the target in every episode, x y", nargs=2, metavar="M"

@@ -135,6 +135,7 @@ class CompactFamily(PolicyFamily):
         changes = {name: overrides[name] for name in (*_OVERRIDES, ASKED_SCORES) if name in overrides}
         config, flag = replace(config, **changes), next(iter(changes), None)
         problems = [Problem(flag, "out_of_range", f"{folder}: {text}") for text in config.problems()]
+        problems += config.flow.unread_problems(changes)
         if problems:
             raise ConfigError(problems)
         statistics, key = {}, ""

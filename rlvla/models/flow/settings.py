@@ -8,6 +8,8 @@ from typing import Any
 
 from rlvla.algorithms.choices import FLOW_METHODS as METHODS
 from rlvla.algorithms.choices import FLOW_NOISY_STEPS, SCORES
+from rlvla.utils.cli.flags import no_effect
+from rlvla.utils.errors import Problem
 
 EVAL_NOISES = ("sample", "zero")
 MAX_STEPS = 1000
@@ -70,6 +72,12 @@ class FlowSettings:
         if self.method == "cps" and self.steps == 1:
             problems.append(("steps", "is 1, and the last step of cps has no noise; take more steps, or sde"))
         return problems
+
+    def unread_problems(self, given: Mapping[str, Any]) -> list[Problem]:
+        """Flags in `given` (name -> value) that have no effect with this `method`."""
+        unread = {"ode": ("noise_level", "noisy_steps"), "noise": ("noise_level",)}.get(self.method, ())
+        names = [PREFIX + name for name in unread if given.get(PREFIX + name) is not None]
+        return [no_effect(name, given[name], f"--{PREFIX}method {self.method} does not use it") for name in names]
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> FlowSettings:

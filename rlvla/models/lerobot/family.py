@@ -163,7 +163,7 @@ class LeRobotFamily(PolicyFamily):
         files = collected(problems, lambda: self._check_files(folder))
         given = {name: overrides[name] for name in _TAKEN if overrides.get(name) is not None}
         settings, wrong = collected(problems, lambda: read_settings(folder, config, given)) or (None, [])
-        problems += wrong
+        problems += wrong if settings is None else [*wrong, *settings.flow.unread_problems(given)]
         if files is not None and settings is not None and settings.flow.learns_std and reads_statistics():
             width = files.empty_network().expert_width
             collected(problems, lambda: load_std_head(folder, width, config.features.action_dim))

@@ -21,12 +21,15 @@ def _asks_a_vlm(flags: Mapping[str, Any]) -> bool:
 
 
 _arg = partial(arg, of=("reward", "vlm"))
-_server_arg = partial(_arg, read_if=Condition(_asks_a_vlm, "no VLM is asked: there is no vlm in --reward"))
+_server_arg = partial(
+    _arg,
+    read_if=Condition(_asks_a_vlm, "no VLM is asked: there is no vlm in --reward, and --success_source is not vlm"),
+)
 _reward_arg = partial(_arg, read_if=used_by("vlm"))
 _question_arg = partial(
     _arg,
     read_if=Condition(
-        lambda flags: "reward" not in flags or "vlm" in map(component_of, flags["reward"]),
+        lambda flags: "vlm" in map(component_of, flags["reward"]),
         "there is no vlm without its own question in --reward",
     ),
 )

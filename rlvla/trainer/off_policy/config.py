@@ -219,6 +219,10 @@ class ReplayConfig:
         "fifo",
         "eviction from a full buffer: fifo (oldest episodes) or value (lowest priority, never the newest 10 %)",
         choices=("fifo", "value"),
+        read_if=Condition(
+            lambda flags: flags["replay_eviction"] == "fifo" or flags["replay_priority"] != "uniform",
+            "with --replay_priority uniform all decisions have the same priority",
+        ),
     )
     replay_priority: str = arg(
         "uniform",
@@ -311,7 +315,9 @@ class ReplayConfig:
         metavar="PATH",
         essential=True,
     )
-    demo_share: float = arg(0.5, "--demos: fraction of each batch drawn from them (RLPD)", above=0, below=1)
+    demo_share: float = arg(
+        0.5, "--demos: fraction of each batch drawn from them (RLPD)", above=0, below=1, read_if=given("demos")
+    )
 
     priority_options: Any = selected(REPLAY_PRIORITIES)
 

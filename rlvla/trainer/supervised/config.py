@@ -38,6 +38,9 @@ def _for_new(kind: str) -> Condition:
     )
 
 
+_NEW = Condition(
+    lambda flags: flags["pretrain"] in NEW_MODELS, "it describes a new model, and --pretrain is {pretrain}"
+)
 _NEW_TINY, _NEW_COMPACT = _for_new("tiny"), _for_new("compact")
 _DESCRIBES = "it describes public checkpoints, and --pretrain is {pretrain}"
 _PUBLIC = Condition(lambda flags: flags["pretrain"] not in NEW_MODELS, _DESCRIBES)
@@ -79,7 +82,7 @@ class SupervisedRunConfig:
     save_path: str = arg("runs/supervised", "run folder", metavar="DIR", writes="folder", aliases=("output_dir",))
     fallback_path: str | None = fallback_path_flag("the result")
     cameras: tuple[str, ...] = arg((), "cameras of the file to use (default: all)", metavar="NAME")
-    use_proprio: bool = arg(True, "a new model takes proprioception if the demonstrations have it")
+    use_proprio: bool = arg(True, "a new model takes proprioception if the demonstrations have it", read_if=_NEW)
     heldout_tasks: tuple[str, ...] = heldout_tasks_flag()
     center_crop: bool | None = arg(
         None, "crop images to 90 % of their area (default: the checkpoint's, else no)", read_if=_CROPS
@@ -337,7 +340,9 @@ class RewardRunConfig(SupervisedRunConfig):
         aliases=("output_dir",),
     )
     fallback_path: str | None = fallback_path_flag("reward_model/")
-    use_proprio: bool = arg(False, "a new model takes proprioception if the episodes have it", essential=True)
+    use_proprio: bool = arg(
+        False, "a new model takes proprioception if the episodes have it", essential=True, read_if=_NEW
+    )
     center_crop: bool | None = arg(
         None, "a new tiny model crops images to 90 % of their area (default: no)", read_if=_CROPS
     )
@@ -386,7 +391,11 @@ class RewardModelConfig(OptimizerConfig):
         1.0, "weight of the progress regression relative to the cross-entropy or the loss of --pairs", minimum=0
     )
     failure_progress_cap: float = arg(
-        0.5, "upper bound of the progress of frames from failed episodes", minimum=0, maximum=1
+        0.5,
+        "upper bound of the progress of frames from failed episodes",
+        minimum=0,
+        maximum=1,
+        read_if=given("progress_coef"),
     )
     heldout_share: float = arg(
         0.2, "fraction of the episodes held out for the metrics", above=0, below=1, essential=True

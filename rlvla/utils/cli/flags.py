@@ -454,9 +454,8 @@ def no_effect_problems(configs: Iterable[Any], unselected: Mapping[str, Any], gi
         unselected: see `unselected_options`.
         given: names of the flags on the command line, which count as set even at their default value.
     """
-    configs = list(configs)
-    values = {**unselected, **{field.name: value for config in configs for field, value in flag_values(config)}}
-    problems = []
+    configs, problems = list(configs), []
+    values = _all_values(configs, unselected)
 
     def check(field: dataclasses.Field, unused: str | None = None) -> None:
         if field.name in values and is_set(field, values[field.name], given):
@@ -472,6 +471,18 @@ def no_effect_problems(configs: Iterable[Any], unselected: Mapping[str, Any], gi
                 used = [owners[entry] for entry in owners if entry in registry.selection(values)]
                 check(used[0]) if used else check(next(iter(owners.values())), registry.unused(list(owners)))
     return problems
+
+
+def unread_flags(configs: Iterable[Any], unselected: Mapping[str, Any]) -> set[str]:
+    """Names of the flags that have no effect with these values; arguments as for `no_effect_problems`."""
+    configs = list(configs)
+    values, flags = _all_values(configs, unselected), (field for config in configs for field, _ in flag_values(config))
+    return {field.name for field in flags if unmet_condition(field, values)}
+
+
+def _all_values(configs: Iterable[Any], unselected: Mapping[str, Any]) -> dict[str, Any]:
+    """Flag -> value in all configurations of a command."""
+    return {**unselected, **{field.name: value for config in configs for field, value in flag_values(config)}}
 
 
 def is_set(field: dataclasses.Field, value: Any, given: Collection[str]) -> bool:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from rlvla.models.config import ActorConfig
+from rlvla.models.config import ActorConfig, PolicyConfig
 from rlvla.models.families import check_checkpoint, checkpoint_option_problems, checkpoint_overrides
 from rlvla.models.policy import PolicySpec
+from rlvla.options import unmet_condition
 from rlvla.utils.errors import ConfigError
 
 
@@ -22,6 +24,14 @@ def test_columns_that_do_not_divide_among_the_actions_are_refused(actions: int, 
 @pytest.mark.parametrize("columns", [4, 8, 12])
 def test_every_action_has_equally_many_columns(columns: int) -> None:
     assert PolicySpec(4, 2, columns=columns, noise_shape=(columns,)).columns_per_action == columns // 4
+
+
+def test_features_of_a_critic_are_read_where_there_is_one() -> None:
+    (option,) = (field for field in fields(PolicyConfig) if field.name == "critic_features")
+    assert unmet_condition(option, {"advantage_estimator": "gae"}) is None
+    assert (
+        unmet_condition(option, {"advantage_estimator": "grpo"}) == unmet_condition(option, {}) == "there is no critic"
+    )
 
 
 def test_settings_of_flow_policies_are_refused_for_others(policy_folder: Path) -> None:

@@ -133,6 +133,18 @@ def test_settings_of_other_families_are_refused(folder: Path) -> None:
     assert [(problem.flag, problem.reason) for problem in problems] == [("attn_implementation", "no_effect")]
 
 
+@pytest.mark.parametrize(
+    ("method", "setting"),
+    [("ode", {"noise_level": 0.3}), ("ode", {"noisy_steps": "one"}), ("noise", {"noise_level": 0.3})],
+)
+def test_noise_that_a_method_does_not_have(tmp_path: Path, method: str, setting: dict[str, object]) -> None:
+    folder = build(tmp_path / "policy", action_head="flow")
+    ((name, value),) = setting.items()
+    with pytest.raises(ConfigError) as error:
+        check_checkpoint(folder, overrides={"flow_method": method, f"flow_{name}": value})
+    assert [(problem.flag, problem.reason) for problem in error.value.problems] == [(f"flow_{name}", "no_effect")]
+
+
 def test_the_standard_deviation_can_be_reset(tmp_path: Path) -> None:
     folder = build(tmp_path / "policy", action_head="gaussian", action_std_init=0.5)
     overrides = checkpoint_overrides(folder, type("Flags", (), {"action_std_init": 0.2}))
