@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import h5py
 import numpy as np
 
 from rlvla.data.validation import StoredArray, StoredEpisode, StoredValue, too_large
+from rlvla.utils.budgets import over_expansion
 
 _EPISODE = re.compile(r"demo_(\d+)")
 # Raised by h5py for damaged files.
@@ -21,18 +23,19 @@ _ELSEWHERE = "lies in another file; copy the data into this one"
 
 @contextmanager
 def opened(path: Path) -> Iterator[h5py.File]:
-    """Open a file for reading that refers to no other file.
+    """Open a file for reading that refers to no other file and whose arrays are stored in it.
 
     Raises:
-        OSError: not an HDF5 file, or an object in it is stored in another file.
+        OSError: not an HDF5 file, an object in it is stored in another file, or its arrays far exceed the file.
     """
     with h5py.File(path, "r") as file:
-        _refuse_other_files(file)
+        _check_objects(file, path.stat().st_size)
         yield file
 
 
-def _refuse_other_files(file: h5py.File) -> None:
+def _check_objects(file: h5py.File, stored_bytes: int) -> None:
     """Visit every object once, however many links lead to it."""
+    sizes: list[tuple[int, str]] = []
     root = file["/"].id
     groups, visited = [("", root)], {h5py.h5o.get_info(root).addr}
     while groups:
@@ -50,9 +53,16 @@ def _refuse_other_files(file: h5py.File) -> None:
             if info.type == h5py.h5o.TYPE_GROUP:
                 groups.append((f"{name}/", h5py.h5g.open(group, link)))
             elif info.type == h5py.h5o.TYPE_DATASET:
-                stored = h5py.h5d.open(group, link).get_create_plist()
+                dataset = h5py.h5d.open(group, link)
+                stored = dataset.get_create_plist()
                 if stored.get_layout() == h5py.h5d.VIRTUAL or stored.get_external_count():
                     raise OSError(f"{name} {_ELSEWHERE}")
+                chunk = stored.get_chunk() if stored.get_layout() == h5py.h5d.CHUNKED else ()  # read as a whole
+                elements = max(math.prod(dataset.shape or (0,)), math.prod(chunk))
+                sizes.append((elements * dataset.dtype.itemsize, f"{name} {list(dataset.shape or ())}"))
+    problem = over_expansion(sum(size for size, _ in sizes), stored_bytes)
+    if problem:
+        raise OSError(f"{max(sizes)[1]} and {len(sizes) - 1} other arrays: all {problem}")
 
 
 def member(group: h5py.Group, name: str) -> Any:

@@ -23,6 +23,7 @@ import numpy as np
 from rlvla.data.demonstrations import Demonstrations, dataset_entry, empty_images
 from rlvla.data.lerobot_cache import INFO, cached_dataset, is_repo_id
 from rlvla.data.validation import (
+    DataError,
     StoredArray,
     StoredEpisode,
     StoredValue,
@@ -33,7 +34,8 @@ from rlvla.data.validation import (
 )
 from rlvla.envs.records import checked_record
 from rlvla.models.dataset_statistics import entry_problems
-from rlvla.utils.data_files import admit, fits, inside, parse_json, read_json
+from rlvla.utils.budgets import over_expansion, over_memory
+from rlvla.utils.data_files import admit, content_of, fits, inside, parse_json, read_json
 from rlvla.utils.errors import ConfigError, require
 from rlvla.utils.video import read_video, video_frames
 
@@ -48,6 +50,8 @@ CHUNK_ROWS = "steps_executed"  # feature of rollouts with one row per decision
 _WIDTH = re.compile(r"\d{0,2}d?")  # of a number in the path of a file
 _parsed = string.Formatter().parse
 _EPISODE, _FRAME = "episode_index", "frame_index"
+_BATCH_ROWS, _BATCH_BYTES = 2**16, 2**28  # of a parquet file, read at a time
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 4}  # bytes
 _HALF_A_FRAME = 0.5
 PICTURES = ("PNG", "JPEG", "WEBP")  # Pillow would start Ghostscript for others
 _FLAGS = "decision flags"
@@ -255,7 +259,7 @@ def _picture_size(feature: dict[str, Any]) -> tuple[int, int]:
 
 def _episode_files_v2(folder: Path, info: dict[str, Any]) -> Iterator[EpisodeFiles]:
     """All episodes of a dataset with a checked `info.json`, as listed; DataError if a path leads out of the folder."""
-    for line in (folder / "meta" / "episodes.jsonl").read_text(encoding="utf-8").splitlines():
+    for line in content_of(folder / "meta" / "episodes.jsonl").decode().splitlines():
         record = parse_json(line, folder / "meta" / "episodes.jsonl")
         index = record["episode_index"]
         where = {"episode_chunk": index // info["chunks_size"], "episode_index": index}
@@ -269,10 +273,8 @@ def _episode_files_v2(folder: Path, info: dict[str, Any]) -> Iterator[EpisodeFil
 
 def _episode_files_v3(folder: Path, info: dict[str, Any]) -> Iterator[EpisodeFiles]:
     """As `_episode_files_v2`; DataError also if the times of an episode in a video are not an interval."""
-    import pyarrow.parquet as pq
-
     for path in sorted((folder / "meta" / "episodes").rglob("*.parquet")):
-        for record in pq.read_table(path).to_pylist():
+        for record in read_parquet(path).to_pylist():
             where = {name: record[f"data/{name}"] for name in ("chunk_index", "file_index")}
             data = _located(folder, info["data_path"], **where)
             videos = {}
@@ -339,6 +341,8 @@ def _stored_episodes(
         try:
             rows = tables.rows(files)
             unlisted = tables.episodes(files.data) - indices[files.data]
+        except DataError:  # of the file: no episode of it is read
+            raise
         except (OSError, ValueError, LookupError, TypeError) as error:
             episode.problems.append(f"{files.data} cannot be used ({error})")
             continue
@@ -390,15 +394,72 @@ class _Tables:
         return self._read(path)[2]
 
     def _read(self, path: Path) -> tuple[Any, np.ndarray, set[int]]:
-        import pyarrow.parquet as pq
-
         if path not in self._tables:
-            available = pq.read_schema(path).names
-            table = pq.read_table(path, columns=[name for name in self._columns if name in available])
+            table = read_parquet(path, self._columns)
             table = table.sort_by([(_EPISODE, "ascending"), (_FRAME, "ascending")])
             indices = table.column(_EPISODE).to_numpy()
             self._tables[path] = table, indices, set(np.unique(indices).tolist())
         return self._tables[path]
+
+
+def read_parquet(path: Path, columns: Sequence[str] | None = None, *, episode: int | None = None) -> Any:
+    """Table of a parquet file, read in parts whose size is bounded, however well its pages are compressed.
+
+    Args:
+        path: the file.
+        columns: to read, as far as the file has them; None: all.
+        episode: keep only the rows of this episode, for which `columns` must include its index.
+
+    Raises:
+        DataError: it would take more memory than there is, or than data of its size do.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        stored, fields = path.stat().st_size, file.schema_arrow
+        names = [name for name in fields.names if columns is None or name in columns]
+        size, largest = _declared_bytes(file, names)
+
+        def check(size: int) -> None:
+            problem = over_expansion(size, stored) or over_memory(size)
+            refuse(path, [problem] if problem else [])
+
+        check(size)
+        groups: Sequence[int] = range(file.num_row_groups)
+        if episode is not None:
+            groups = [n for n in groups if _may_hold(file.metadata.row_group(n), episode)]
+        rows, size, parts = max(1, min(_BATCH_ROWS, _BATCH_BYTES // largest)), 0, []
+        for batch in file.iter_batches(rows, row_groups=list(groups), columns=names):
+            check(size := size + batch.nbytes)
+            parts.append(batch if episode is None else batch.filter(pc.equal(batch[_EPISODE], episode)))
+        return pa.Table.from_batches(parts, pa.schema([fields.field(name) for name in names]))
+
+
+def _may_hold(group: Any, episode: int) -> bool:
+    """Whether the statistics of a row group of a parquet file admit rows of an episode."""
+    columns = (group.column(index) for index in range(group.num_columns))
+    known = next((c.statistics for c in columns if c.path_in_schema == _EPISODE and c.is_stats_set), None)
+    return known is None or not known.has_min_max or known.min <= episode <= known.max
+
+
+def _declared_bytes(file: Any, names: Sequence[str]) -> tuple[int, int]:
+    """Bytes of columns of a `pyarrow.parquet.ParquetFile`, and an upper bound of those of a text or picture.
+
+    Dictionaries may repeat a text at no cost, so the first number counts each once.
+    """
+    size, largest = 0, 1
+    for group in map(file.metadata.row_group, range(file.metadata.num_row_groups)):
+        for index in range(group.num_columns):
+            column, kind = group.column(index), file.schema.column(index)
+            if column.path_in_schema.split(".")[0] not in names:
+                continue
+            width = _WIDTHS.get(column.physical_type, kind.length)
+            size += max(column.num_values * width, column.total_uncompressed_size)
+            if column.physical_type == "BYTE_ARRAY":
+                largest = max(largest, column.total_uncompressed_size)
+    return size, largest
 
 
 def _stored_arrays(rows: Mapping[str, Any], columns: Mapping[str, str], problems: list[str]) -> dict[str, StoredArray]:
@@ -514,17 +575,16 @@ def _read_images(
 
 
 def _decoded(files: EpisodeFiles, key: str, count: int, side: int) -> np.ndarray:
-    frames = read_video(*files.videos[key])
+    frames = read_video(*files.videos[key], most=count + 1)
     if len(frames) != count:
-        raise ValueError(f"the video has {len(frames)} frames; expected {count}, one for each row")
+        number = f"{len(frames)} frames" if len(frames) < count else "more frames"
+        raise ValueError(f"the video has {number}; expected {count}, one for each row")
     return frames[:, :side, :side]
 
 
 def _embedded(files: EpisodeFiles, key: str, side: int) -> np.ndarray:
     """Images [rows, H, W, 3] that the rows of an episode hold as encoded files."""
-    import pyarrow.parquet as pq
-
-    table = pq.read_table(files.data, columns=[key, _FRAME], filters=[(_EPISODE, "=", files.index)])
+    table = read_parquet(files.data, [key, _FRAME, _EPISODE], episode=files.index)
     cells = table.sort_by(_FRAME).column(key).to_pylist()
     return np.stack([_picture(cell, row, side) for row, cell in enumerate(cells)])
 

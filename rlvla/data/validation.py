@@ -7,7 +7,6 @@ all arrays, and the values of the small ones; images are not read.
 from __future__ import annotations
 
 import math
-import os
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from rlvla.utils.budgets import gib, over_memory
 from rlvla.utils.errors import ConfigError, Problem
 
 LARGEST_ARRAY = 2**31  # bytes of an array of numbers of an episode
@@ -162,9 +162,10 @@ def check_episodes(
         for role, value in episode.values.items():
             if value.stored is not None:
                 present.setdefault(role, episode.name)
-    for episode in episodes:
+    too_much = list(_memory_problem(episodes))  # then nothing is read
+    for episode in episodes if not too_much else ():
         every += [(episode.name, text) for text in _problems(episode, usual, present)]
-    every += _memory_problem(episodes)
+    every += too_much
     if every:
         raise DataError(where, every)
 
@@ -280,31 +281,26 @@ def _shape_problem(stored: StoredArray, sizes: dict[str, int], usual: Mapping[st
 
 def too_large(array: Any) -> str | None:
     """Problem of the size of an array of numbers or names, which a small file can declare; None if it is read."""
-    size = math.prod(array.shape) * array.dtype.itemsize
-    return None if size <= LARGEST_ARRAY else f"would take {_gib(size)}; at most 2 GiB are read"
+    size = _bytes(array)
+    return None if size <= LARGEST_ARRAY else f"would take {gib(size)}; at most 2 GiB are read"
+
+
+def _bytes(array: Any) -> int:
+    return math.prod(array.shape) * array.dtype.itemsize
 
 
 def _memory_problem(episodes: Sequence[StoredEpisode]) -> Iterator[tuple[str, str]]:
-    """Images that do not fit into memory, where all are kept; a small file can declare any number of them."""
-    images = [
-        (math.prod(stored.array.shape), episode.name, stored.name, stored.array.shape)
+    """Arrays that do not fit into memory, where all are kept; a small file can declare any number of them."""
+    arrays = [
+        (_bytes(stored.array), episode.name, stored.name, stored.array.shape)
         for episode in episodes
         for stored in episode.arrays.values()
-        if stored.kind == "images" and isinstance(getattr(stored.array, "shape", None), tuple)
+        if isinstance(getattr(stored.array, "shape", None), tuple) and hasattr(stored.array, "dtype")
     ]
-    total, memory = sum(size for size, *_ in images), _memory_bytes()
-    if total > memory:
-        _, episode, largest, shape = max(images)
-        text = f"{largest} has the shape {list(shape)}; the images of all episodes would take {_gib(total)}"
-        yield episode, f"{text}, and this machine has {_gib(memory)} of memory"
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:,.1f} GiB"
+    problem = over_memory(sum(size for size, *_ in arrays))
+    if problem:
+        _, episode, largest, shape = max(arrays)
+        yield episode, f"{largest} has the shape {list(shape)}; the arrays of all episodes {problem}"
 
 
 def _value_problem(stored: StoredArray, sizes: Mapping[str, int]) -> str | None:

@@ -432,7 +432,7 @@ def _digests(columns: Sequence[Array], count: int) -> Indices:
     digests = [0] * count
     for column in columns:
         for index, row in enumerate(np.ascontiguousarray(column).reshape(count, -1).view(np.uint8)):
-            digests[index] = zlib.crc32(row, digests[index])
+            digests[index] = zlib.crc32(row.data, digests[index])
     return np.array(digests, dtype=np.int64)
 
 

@@ -24,6 +24,7 @@ Kind = TypeVar("Kind", bound="DataclassInstance")
 _LONGEST_REASON = 200
 _MOST_LISTED = 8
 _REPOSITORIES = ("models--", "datasets--", "spaces--")  # begin folders of the Hugging Face cache
+_MOST_JSON_BYTES = 2**26
 # Limits of a YAML text, within which it is read in a second.
 _MOST_BYTES = 2**20
 _MOST_NODES = 50_000  # each counted as often as aliases repeat it
@@ -46,7 +47,7 @@ def read_json(path: Path, *, allow_nan: bool = False) -> dict[str, Any]:
     """
     if path.exists() and not path.is_file():
         raise ConfigError.of(None, "invalid_file", f"{path} is not a file; JSON is read from files alone")
-    return parse_json(_content_of(path), path, allow_nan=allow_nan)
+    return parse_json(content_of(path), path, allow_nan=allow_nan)
 
 
 def parse_json(text: str | bytes, where: object, *, allow_nan: bool = False) -> dict[str, Any]:
@@ -83,7 +84,7 @@ def read_yaml(path: Path) -> Any:
         ConfigError: the file cannot be read, is not YAML in UTF-8, names a key twice, has a list or a mapping for a
             key, or exceeds the limits of this module on bytes, nodes (with aliases expanded), nesting and digits.
     """
-    return _parse_yaml(_content_of(path, _MOST_BYTES), path)[0]
+    return _parse_yaml(content_of(path, _MOST_BYTES), path)[0]
 
 
 def read_settings(path: Path) -> tuple[Any, dict[tuple[str, ...], int]]:
@@ -92,7 +93,7 @@ def read_settings(path: Path) -> tuple[Any, dict[tuple[str, ...], int]]:
     Keys are named by the keys above them and themselves: `("stages", "sft", "seed")`. Errors as in `read_yaml`, and
     for more than 1,000 keys.
     """
-    content, lines = _parse_yaml(_content_of(path, _MOST_BYTES), path)
+    content, lines = _parse_yaml(content_of(path, _MOST_BYTES), path)
     if len(lines) > _MOST_SETTINGS:
         text = f"{path} has {len(lines):,} keys, more than {_MOST_SETTINGS:,}; keep those that are settings"
         raise ConfigError.of(None, "invalid_file", text)
@@ -175,16 +176,16 @@ def _check_yaml_size(text: str, loader: Any) -> None:
             raise ValueError("it is nested too deeply")
 
 
-def _too_long(size: int) -> str:
-    return f"it has {size:,} bytes, more than {_MOST_BYTES:,}; shorten it"
+def _too_long(size: int, most: int = _MOST_BYTES) -> str:
+    return f"it has {size:,} bytes, more than {most:,}; shorten it"
 
 
-def _content_of(path: Path, most: int | None = None) -> bytes:
-    """The bytes of a file of at most `most` bytes."""
+def content_of(path: Path, most: int = _MOST_JSON_BYTES) -> bytes:
+    """The bytes of a file of at most `most` bytes; errors as in `read_json`."""
     try:
         size = path.stat().st_size
-        if most is not None and size > most:
-            raise ConfigError.of(None, "invalid_file", f"{path} cannot be read ({_too_long(size)})")
+        if size > most:
+            raise ConfigError.of(None, "invalid_file", f"{path} cannot be read ({_too_long(size, most)})")
         return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigError.of(None, "missing_file", f"{path} is missing") from None

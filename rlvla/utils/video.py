@@ -244,13 +244,14 @@ def video_frames(path: Path) -> tuple[int | None, int, int]:
         return stream.frames or None, stream.height, stream.width
 
 
-def read_video(path: Path, start_s: float = 0.0, end_s: float | None = None) -> np.ndarray:
+def read_video(path: Path, start_s: float = 0.0, end_s: float | None = None, *, most: int | None = None) -> np.ndarray:
     """Decode the frames [F, H, W, 3] uint8 of an mp4 file, in any codec that PyAV supports.
 
     Args:
         path: the video file.
         start_s: start in seconds, inclusive; time stamps are compared with a tolerance of half a frame.
         end_s: end in seconds, exclusive; None decodes to the end.
+        most: number of frames after which decoding stops; None: no limit.
 
     Raises:
         ValueError: the file is not a video, or has no frame in that interval.
@@ -261,7 +262,7 @@ def read_video(path: Path, start_s: float = 0.0, end_s: float | None = None) -> 
         if start_s > 0:
             container.seek(int(max(0.0, start_s - 1e-3) / stream.time_base), stream=stream, backward=True)
         for frame in container.decode(stream):
-            if end_s is not None and frame.time >= end_s - half:
+            if (end_s is not None and frame.time >= end_s - half) or len(frames) == most:
                 break
             if frame.time >= start_s - half:
                 frames.append(frame.to_ndarray(format="rgb24"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -330,6 +331,23 @@ def test_declared_arrays_beyond_the_memory_are_not_read(name: str, originals: Or
     assert name.split("/", 1)[0 if name.startswith("mask") else 1].split("/")[0] in text and "GiB" in text
 
 
+@pytest.mark.parametrize(
+    ("rows", "options"),
+    [(2**26, {"chunks": (2**20, 4)}), (3, {"chunks": (2**24, 4), "maxshape": (None, 4)})],
+    ids=["unallocated", "chunks"],
+)
+def test_arrays_far_larger_than_their_file_are_not_read(rows: int, options: dict, tmp_path: Path) -> None:
+    """Each is below the limit of one array, and all together may be below the memory of the machine."""
+    path = tmp_path / "demos.hdf5"
+    with h5py.File(path, "w") as file:
+        for index in range(20):
+            file.create_dataset(f"data/demo_{index}/actions", (rows, 4), "f4", **options)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    text = problems(path)
+    assert "actions [" in text and "GiB of memory, more than 1,000 times the" in text
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000, "kilobytes"
+
+
 def test_memory_that_runs_out_is_a_problem_of_the_array() -> None:
     class Array:
         shape, dtype = (2, 3), np.dtype(np.float32)
@@ -369,8 +387,10 @@ def test_pictures_that_only_together_exceed_the_memory(
     path = copied(originals("demos"), tmp_path)
     with h5py.File(path) as file:
         pictures = [d for demo in file["data"].values() for n, d in demo["obs"].items() if n.endswith("_image")]
-        total, largest = sum(d.size for d in pictures), max(d.size for d in pictures)
-    monkeypatch.setattr("rlvla.data.validation._memory_bytes", lambda: total - 1)
-    assert largest < total - 1 and "images of all episodes" in problems(path)
-    monkeypatch.setattr("rlvla.data.validation._memory_bytes", lambda: total)
+        numbers = [d for demo in file["data"].values() for d in (demo["actions"], demo["obs/proprio"])]
+        numbers += [d for demo in file["data"].values() for n, d in demo.items() if n == "rewards"]
+        total, largest = sum(d.nbytes for d in pictures + numbers), max(d.nbytes for d in pictures)
+    monkeypatch.setattr("rlvla.utils.budgets.memory_bytes", lambda: total - 1)
+    assert largest < total - 1 and "arrays of all episodes" in problems(path)
+    monkeypatch.setattr("rlvla.utils.budgets.memory_bytes", lambda: total)
     assert len(read_demonstrations(path).images) == 3

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import shutil
 import struct
 import time
@@ -271,3 +273,55 @@ def test_many_episodes_are_counted_at_once() -> None:
     began = time.process_time()
     assert listing_problems(places, {}) == ["episode 5 is listed twice", "episode 7 is listed twice"]
     assert time.process_time() - began < 5
+
+
+def _rows(count: int) -> dict[str, Any]:
+    import pyarrow as pa
+
+    return {"episode_index": pa.array(np.zeros(count, np.int64)), "frame_index": pa.array(np.zeros(count, np.int64))}
+
+
+def _numbers() -> Any:
+    """A column of equal numbers, in a few bytes."""
+    import pyarrow as pa
+
+    return pa.table(_rows(2**20) | {"action": pa.FixedSizeListArray.from_arrays(np.zeros(2**26, np.float32), 64)})
+
+
+def _texts() -> Any:
+    """A text that a dictionary repeats."""
+    import pyarrow as pa
+
+    long = pa.DictionaryArray.from_arrays(pa.array(np.zeros(2**10, np.int32)), pa.array(["x" * 2**22]))
+    return pa.table(_rows(2**10) | {"action": long})
+
+
+def _pages() -> Any:
+    """A page that compresses well."""
+    import pyarrow as pa
+
+    return pa.table(_rows(1) | {"action": pa.array(["x" * 2**29])})
+
+
+@pytest.mark.parametrize("content", [_numbers, _texts, _pages])
+@pytest.mark.parametrize("where", ["data", "meta/episodes"])
+def test_a_parquet_bomb_is_not_expanded(content: Any, where: str, originals: Originals, tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = copied(originals("videos"), tmp_path)
+    (file,) = (path / where).rglob("*.parquet")
+    pq.write_table(content(), file, compression="zstd", store_schema=False)
+    assert file.stat().st_size < 400_000
+    gc.collect()
+    pa.default_memory_pool().release_unused()
+    before, peak = pa.total_allocated_bytes(), pa.default_memory_pool().max_memory()
+    text = problems(path)
+    assert f"{file.name}: would take" in text and "GiB of memory, more than 1,000 times the" in text
+    assert pa.default_memory_pool().max_memory() <= max(peak, before + 2**29)
+
+
+def test_a_huge_list_of_episodes_is_not_read(originals: Originals, tmp_path: Path) -> None:
+    path = copied(originals("pictures"), tmp_path)
+    os.truncate(path / "meta" / "episodes.jsonl", 2**40)
+    assert "bytes, more than 67,108,864" in problems(path)

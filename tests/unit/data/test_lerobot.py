@@ -239,7 +239,7 @@ def test_unreadable_datasets_are_refused(tmp_path: Path, capsys: pytest.CaptureF
 
     assert "whole chunk of actions in each row" in problem(decisions)
     assert "no camera side; it has front" in problem(lambda f, i: None, ["side"])
-    assert "not a readable LeRobot" in problem(lambda f, i: (f / "meta" / "episodes.jsonl").unlink())
+    assert "episodes.jsonl is missing" in problem(lambda f, i: (f / "meta" / "episodes.jsonl").unlink())
     assert "chunks_size" in problem(lambda f, i: i.pop("chunks_size"))
     assert "holds no episode" in problem(lambda f, i: (f / "meta" / "episodes.jsonl").write_text(""))
     with pytest.raises(ConfigError, match="32x40"):
