@@ -47,22 +47,29 @@ def new_policy(folder: Path, name: str) -> Path:
     return build_tiny(folder, sentences=[SENTENCE], dataset_statistics=numbers, **SIZES[name])
 
 
-def random_rows(actor: Any, count: int) -> Experience:
-    """Random pictures and what the policy does in them, in episodes of eight decisions, all of them valid."""
+def random_rows(actor: Any, count: int, image_size: int = 64, instruction: str = SENTENCE) -> Experience:
+    """Random images and the policy's decisions on them, in episodes of eight decisions, all of them valid.
+
+    Args:
+        actor: the policy.
+        count: number of decisions.
+        image_size: side of the prepared images in pixels, where the policy does not fix it.
+        instruction: of all decisions.
+    """
     spec, generator = actor.spec, torch.Generator().manual_seed(0)
-    size, width, cameras = spec.image_size or 64, spec.columns, spec.cameras or 1
+    size, width, cameras = spec.image_size or image_size, spec.columns, spec.cameras or 1
     images = torch.randint(0, 256, (count, cameras, size, size, 3), dtype=torch.uint8, generator=generator)
     proprio = torch.rand(count, spec.proprio_dim, generator=generator) if spec.proprio_dim else None
     rng = np.random.default_rng(0)
     noise = np.stack([spec.draw(rng) for _ in range(count)])
     numbers = None if proprio is None else proprio.numpy()
     with torch.no_grad():
-        decision = actor.act(images.numpy(), numbers, [SENTENCE] * count, noise=noise, temperature=1.0)
+        decision = actor.act(images.numpy(), numbers, [instruction] * count, noise=noise, temperature=1.0)
     mask = torch.ones(count, width, dtype=torch.bool)
     return Experience(
         images=images,
         proprio=proprio,
-        instructions=[SENTENCE] * count,
+        instructions=[instruction] * count,
         episode_index=torch.arange(count) // 8,
         trace={name: torch.from_numpy(value) for name, value in decision.trace.items()},
         old_log_probs=torch.from_numpy(decision.log_probs),

@@ -93,7 +93,7 @@ class Actor(NetworkPolicy):
         trace: dict[str, Tensor],
         *,
         input_ids: Tensor,
-        attention_mask: Tensor,
+        attention_mask: Tensor | None,
         images: Tensor,
         proprio: Tensor | None,
     ) -> Tensor:
@@ -102,7 +102,7 @@ class Actor(NetworkPolicy):
         Args:
             trace: the decisions; only the autoregressive variant reads their tokens.
             input_ids: [B, L] int64 left-padded prompt.
-            attention_mask: [B, L].
+            attention_mask: [B, L]; None if no prompt is padded.
             images: [B, N, H, W, 3] uint8, prepared.
             proprio: [B, P] float32, normalized, or None.
         """

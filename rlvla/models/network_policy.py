@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 from rlvla.experience import Experience
 from rlvla.models.action_heads import ActionHead
 from rlvla.models.codec import Codec
-from rlvla.models.distributions import ActionDistribution
+from rlvla.models.cuda_graphs import DecisionGraphs
+from rlvla.models.distributions import ActionDistribution, PolicyOutput
 from rlvla.models.policy import Decision, PolicySpec, on_host, select
 
 
@@ -31,6 +33,7 @@ class NetworkPolicy(nn.Module):
     def __init__(self, spec: PolicySpec, codec: Codec, head: ActionHead):
         super().__init__()
         self.spec, self._codec, self._head = spec, codec, head
+        self._graphs: DecisionGraphs | None = None
         self.value_head: nn.Module | None = None  # hidden vectors [B, K, d] -> [B, K, 1]
 
     def observations(self, images: Tensor, proprio: Tensor | None, instructions: Sequence[str]) -> dict[str, Any]:
@@ -138,10 +141,25 @@ class NetworkPolicy(nn.Module):
     ) -> Decision:
         """Choose actions for prepared observations; see `RolloutPolicy.act`."""
         state = None if proprio is None else torch.from_numpy(proprio)
-        drawn = None if noise is None else torch.from_numpy(noise).to(self._device)
-        distribution = self._distribution(self.observations(torch.from_numpy(images), state, instructions), temperature)
-        output = distribution.sample(drawn, greedy=True) if greedy else distribution.sample(drawn)
+        inputs = self.observations(torch.from_numpy(images), state, instructions)
+        inputs["noise"] = None if noise is None else torch.from_numpy(noise).to(self._device)
+        decide = partial(self._decide, temperature=temperature, greedy=greedy)
+        if self._graphs is None:
+            output = decide(inputs)
+        else:
+            settings = (temperature, greedy, getattr(self._head, "noise_level", None), self.training)
+            output = self._graphs(decide, inputs, settings)
         return on_host(output, self._head.environment_actions(output))
+
+    def _decide(self, inputs: Mapping[str, Any], *, temperature: float, greedy: bool) -> PolicyOutput:
+        """Decisions for observations on the device, and `noise`."""
+        noise, observations = inputs["noise"], {name: value for name, value in inputs.items() if name != "noise"}
+        distribution = self._distribution(observations, temperature)
+        return distribution.sample(noise, greedy=True) if greedy else distribution.sample(noise)
+
+    def use_cuda_graphs(self, use: bool = True) -> None:
+        """Whether decisions are replayed as CUDA graphs from now on; see `DecisionGraphs`."""
+        self._graphs = DecisionGraphs(self) if use else None
 
     def encode(self, images: np.ndarray, proprio: np.ndarray | None, instructions: Sequence[str]) -> Any:
         """`hidden` of prepared observations, for `summary` and `denoise`."""

@@ -94,7 +94,7 @@ class _OpenVLAHeadModel(_HeadModel):
     def forward(
         self,
         input_ids: Tensor,
-        attention_mask: Tensor,
+        attention_mask: Tensor | None,
         images: Tensor,
         proprio: Tensor | None,
         trace: dict[str, Tensor] | None = None,

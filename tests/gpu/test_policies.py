@@ -10,7 +10,9 @@ import torch
 
 from rlvla.experience import Experience
 from rlvla.models.actor import Actor, ActorConfig
+from rlvla.models.vla.decoder import FusedRMSNorm
 from tests.support.devices import CUDA, needs_a_gpu
+from tests.support.flow_folders import write_flow
 from tests.support.updates import batch
 
 pytestmark = needs_a_gpu
@@ -65,3 +67,64 @@ def test_the_flash_kernel_computes_what_torch_does(rows: Experience, policy_fold
     pytest.importorskip("flash_attn", reason="the flash-attn package is not installed")
     torch_s, flash = (table(on_the_gpu(policy_folder, torch.bfloat16, k), rows) for k in ("sdpa", "flash_attention_2"))
     assert float((torch_s.exp() - flash.exp()).abs().sum(-1).max()) < 0.1, "total variation, twice"
+
+
+def test_the_fused_norm_is_llamas() -> None:
+    torch.manual_seed(0)
+    norm, rows = FusedRMSNorm(64), torch.randn(5, 64, requires_grad=True)
+    norm.weight.data.normal_()
+    norm(rows).square().sum().backward()
+    expected = norm(rows), rows.grad, norm.weight.grad
+    on_gpu, moved = FusedRMSNorm(64).to(CUDA), rows.detach().to(CUDA).requires_grad_()
+    on_gpu.load_state_dict(norm.state_dict())
+    on_gpu(moved).square().sum().backward()
+    for found, reference in zip((on_gpu(moved), moved.grad, on_gpu.weight.grad), expected):
+        torch.testing.assert_close(found.cpu(), reference, atol=1e-4, rtol=1e-4)
+
+
+def test_adapters_compute_what_peft_does(rows: Experience, policy_folder: Path) -> None:
+    """Gradients of all adapters, against those of the CPU, where peft computes them."""
+    gradients = []
+    for device in ("cpu", CUDA):
+        torch.manual_seed(0)
+        adapted = Actor.from_pretrained(policy_folder, ActorConfig(lora_rank=4, lora_targets=("all-linear",)))
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.data.normal_(0.0, 0.1)
+        adapted.to(device).train()
+        adapted(**adapted.score(rows, 1.0))["log_probs"].sum().backward()
+        gradients.append({name: p.grad.cpu() for name, p in adapted.named_parameters() if p.grad is not None})
+    assert len(gradients[0]) > 10
+    for name, expected in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], expected, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("family", ["tokens", "flow"])
+def test_graphs_decide_as_the_policy_does(family: str, policy_folder: Path, tmp_path: Path) -> None:
+    """Also with a batch that is padded, and after the weights have changed in place."""
+    folder = policy_folder if family == "tokens" else write_flow(tmp_path / "flow")
+    policy = Actor.from_pretrained(folder).to(CUDA).eval()
+    spec, generator = policy.spec, np.random.default_rng(0)
+    side = spec.image_size or 64
+    images = generator.integers(0, 256, (3, 1, side, side, 3), dtype=np.uint8)
+    proprio = generator.uniform(size=(3, spec.proprio_dim)).astype(np.float32) if spec.proprio_dim else None
+    noise = np.stack([spec.draw(generator) for _ in range(3)])
+    shown = (images, proprio, ["reach the red disc"] * 3)
+
+    def decide(graphs: bool) -> np.ndarray:
+        policy.use_cuda_graphs(graphs)
+        first = policy.act(*shown, noise=noise, temperature=1.0).log_probs
+        with torch.no_grad():
+            for parameter in policy.parameters():
+                parameter.mul_(1.01)
+        second = policy.act(*shown, noise=noise, temperature=1.0).log_probs
+        with torch.no_grad():
+            for parameter in policy.parameters():
+                parameter.div_(1.01)
+        assert not np.array_equal(first, second)
+        return np.stack([first, second])
+
+    assert np.allclose(decide(True), decide(False), atol=1e-2)
+    policy.use_cuda_graphs()
+    policy.act(*shown, noise=noise, temperature=1.0)
+    assert policy._graphs is not None and policy._graphs.count == 1, "recorded once"

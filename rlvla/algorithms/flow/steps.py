@@ -257,7 +257,10 @@ def number_like(
         ValueError: a shape that does not broadcast, or a value out of range. Values on an accelerator are not checked,
             because that would wait for it.
     """
-    tensor = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+    if isinstance(value, Tensor):
+        tensor = value.to(dtype=like.dtype, device=like.device)
+    else:  # `as_tensor` would copy the number from the host and wait for it
+        tensor = torch.full((), value, dtype=like.dtype, device=like.device)
     check_broadcast(name, tensor, like.shape)
     if tensor.device.type == "cpu":
         valid = ((tensor > 0) if positive else (tensor >= 0)) & (tensor <= high)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rlvla.models.config import ActorConfig
 from rlvla.models.lerobot.network import FlowNetwork
-from rlvla.models.lora import ALL_LINEAR, LANGUAGE, MergedWeights, matching_layers
+from rlvla.models.lora import ALL_LINEAR, LANGUAGE, MergedWeights, fuse_adapters, matching_layers
 from rlvla.utils.errors import require
 
 EXPERT = "expert"
@@ -46,6 +46,7 @@ def add_flow_adapters(network: FlowNetwork, config: ActorConfig) -> None:
     pattern = "|".join(re.escape(name) for name in layers)
     options = {"r": config.lora_rank, "lora_alpha": config.lora_alpha, "lora_dropout": config.lora_dropout}
     peft.inject_adapter_in_model(peft.LoraConfig(target_modules=f"({pattern})", **options), network)
+    fuse_adapters(network)
 
 
 @contextmanager

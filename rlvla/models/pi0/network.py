@@ -32,6 +32,17 @@ from rlvla.models.pi0.config import EPSILON, GemmaSizes, Pi0Config, Sizes, Visio
 VLM = "model.paligemma_with_expert.paligemma."
 
 
+class GemmaNorm(GemmaRMSNorm):
+    """Gemma's norm; on a GPU in a single kernel."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., width] -> [..., width], normalized and scaled."""
+        if hidden.is_cuda:
+            return F.rms_norm(hidden.float(), hidden.shape[-1:], 1 + self.weight.float(), self.eps).to(hidden.dtype)
+        normed: Tensor = super().forward(hidden)
+        return normed
+
+
 class AdaptiveNorm(nn.Module):
     """An RMS norm whose scale, shift and gate are a linear function of a condition (adaRMS).
 
@@ -59,7 +70,7 @@ def gemma_decoder(sizes: GemmaSizes, *, adaptive: bool = False, vocabulary: int 
         adaptive: whether a condition changes the norms.
         vocabulary: rows of its embedding; None: it has none.
     """
-    norm = partial(AdaptiveNorm, sizes.width) if adaptive else partial(GemmaRMSNorm, sizes.width, EPSILON)
+    norm = partial(AdaptiveNorm, sizes.width) if adaptive else partial(GemmaNorm, sizes.width, EPSILON)
     config = GemmaConfig(hidden_size=sizes.width, intermediate_size=sizes.mlp_width, hidden_act="gelu_pytorch_tanh")
     shape = (sizes.width, sizes.heads, sizes.kv_heads, sizes.head_dim)
     layers = [FlowDecoderLayer(GroupedQueryAttention(*shape), GemmaMLP(config), norm) for _ in range(sizes.depth)]

@@ -62,7 +62,7 @@ class VLAInputs(StatisticsCodec):
         )
         self.config, self.tokenizer = config, tokenizer
         self._encoded: dict[str, list[int]] = {}
-        self._prompts: dict[tuple[tuple[str, ...], torch.device], tuple[Tensor, Tensor]] = {}
+        self._prompts: dict[tuple[tuple[str, ...], torch.device], tuple[Tensor, Tensor | None]] = {}
 
     @classmethod
     def from_pretrained(
@@ -109,20 +109,20 @@ class VLAInputs(StatisticsCodec):
             attention_mask[i, length - len(row) :] = 1
         return input_ids, attention_mask
 
-    def prompt(self, instructions: Sequence[str], device: torch.device) -> tuple[Tensor, Tensor]:
-        """Left-padded `input_ids` [B, L] and `attention_mask` [B, L] of the prompts."""
+    def prompt(self, instructions: Sequence[str], device: torch.device) -> tuple[Tensor, Tensor | None]:
+        """Left-padded `input_ids` [B, L] and `attention_mask` [B, L] of the prompts; no mask if none is padded."""
         distinct = {text: row for row, text in enumerate(dict.fromkeys(instructions))}
         key = (tuple(distinct), device)
         if key not in self._prompts:
             if len(self._prompts) >= 256:  # combinations of instructions; cheap to recompute
                 self._prompts.clear()
             ids, mask = self.collate_prompts(list(distinct))
-            self._prompts[key] = ids.to(device), mask.to(device)
+            self._prompts[key] = ids.to(device), None if bool(mask.all()) else mask.to(device)
         ids, mask = self._prompts[key]
         if len(distinct) == 1:
-            return ids.expand(len(instructions), -1), mask.expand(len(instructions), -1)
+            return ids.expand(len(instructions), -1), mask
         rows = torch.tensor([distinct[text] for text in instructions], device=device)
-        return ids[rows], mask[rows]
+        return ids[rows], None if mask is None else mask[rows]
 
     def prepare(self, images: np.ndarray, proprio: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
         """See `RolloutPolicy.prepare`."""

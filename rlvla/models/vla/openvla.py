@@ -225,7 +225,7 @@ class OpenVLAForActionPrediction(nn.Module):
     def forward(
         self,
         input_ids: Tensor,
-        attention_mask: Tensor,
+        attention_mask: Tensor | None,
         pixel_values: Tensor,
         proprio: Tensor | None = None,
         action_ids: Tensor | None = None,
@@ -249,7 +249,7 @@ class OpenVLAForActionPrediction(nn.Module):
     def action_logits(
         self,
         input_ids: Tensor,
-        attention_mask: Tensor,
+        attention_mask: Tensor | None,
         pixel_values: Tensor,
         proprio: Tensor | None = None,
         action_ids: Tensor | None = None,
@@ -258,7 +258,7 @@ class OpenVLAForActionPrediction(nn.Module):
 
         Args:
             input_ids: [B, L] prompts, left-padded, starting with BOS.
-            attention_mask: [B, L], 1 on real tokens.
+            attention_mask: [B, L], 1 on real tokens; None if no prompt is padded.
             pixel_values: float [B, 6N, H, W] from `to_pixel_values`.
             proprio: float [B, P], normalized to [-1, 1]; required if the model uses proprio.
             action_ids: [B, D] token ids. In the autoregressive variant each token attends to those before it; without
@@ -271,7 +271,7 @@ class OpenVLAForActionPrediction(nn.Module):
     def action_hidden_states(
         self,
         input_ids: Tensor,
-        attention_mask: Tensor,
+        attention_mask: Tensor | None,
         pixel_values: Tensor,
         proprio: Tensor | None = None,
         action_ids: Tensor | None = None,
@@ -293,7 +293,7 @@ class OpenVLAForActionPrediction(nn.Module):
     def act_step_by_step(
         self,
         input_ids: Tensor,
-        attention_mask: Tensor,
+        attention_mask: Tensor | None,
         pixel_values: Tensor,
         proprio: Tensor | None = None,
         choose: Callable[[Tensor, int], Tensor] | None = None,
@@ -325,7 +325,11 @@ class OpenVLAForActionPrediction(nn.Module):
         return torch.stack(logits, 1)
 
     def prompt_embeddings(
-        self, input_ids: Tensor, attention_mask: Tensor, pixel_values: Tensor, proprio: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        pixel_values: Tensor,
+        proprio: Tensor | None = None,
     ) -> DecoderInput:
         """Decoder input before the first token of the autoregressive variant; arguments as in `action_logits`."""
         none = input_ids.new_empty(len(input_ids), 1)  # the first token is predicted from the prompt alone
@@ -362,7 +366,7 @@ class OpenVLAForActionPrediction(nn.Module):
     def _decoder_input(
         self,
         input_ids: Tensor,
-        attention_mask: Tensor,
+        attention_mask: Tensor | None,
         pixel_values: Tensor,
         proprio: Tensor | None,
         action_ids: Tensor | None,
@@ -461,17 +465,19 @@ class Text:
         return (embeddings * weight).sum(1) / weight.sum(1)
 
 
-def arrange(input_ids: Tensor, attention_mask: Tensor, tail: Tensor, pad_token_id: int) -> Text:
+def arrange(input_ids: Tensor, attention_mask: Tensor | None, tail: Tensor, pad_token_id: int) -> Text:
     """Append `tail` [B, K] to left-padded prompts [B, L] and move the padding to the end.
 
     Raises:
-        ValueError: a prompt is empty or padded on the right.
+        ValueError: a prompt is empty or padded on the right. A mask on an accelerator is not checked, because that
+            would wait for it.
     """
     joined = torch.cat([input_ids, tail], 1)
     length, tail_length = input_ids.shape[1], tail.shape[1]
-    if bool(attention_mask.all()):
+    on_host = attention_mask is not None and attention_mask.device.type == "cpu"
+    if attention_mask is None or (on_host and bool(attention_mask.all())):
         return Text(joined, None, length, tail_length)
-    if not bool(attention_mask[:, -1].all()):
+    if on_host and not bool(attention_mask[:, -1].all()):
         raise ValueError("attention_mask ends with padding; prompts must be padded on the left and not be empty")
     num_real = attention_mask.sum(1, keepdim=True)
     padding = joined.new_full((len(joined), 1), pad_token_id)

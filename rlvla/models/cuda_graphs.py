@@ -1,0 +1,115 @@
+"""Decisions as CUDA graphs: the kernels of a forward pass are recorded once and launched together from then on.
+
+At small batches a GPU waits for the host, which launches thousands of kernels per decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlvla.models.distributions import PolicyOutput
+from rlvla.utils.terminal import log
+
+Inputs = Mapping[str, Tensor | None]
+_MAX_GRAPHS = 32
+
+
+@dataclass
+class _Recorded:
+    """A graph with the tensors that it reads and writes."""
+
+    graph: Any
+    inputs: dict[str, Tensor]
+    output: PolicyOutput
+
+
+class DecisionGraphs:
+    """Records and replays the decisions of a policy on a GPU, one graph per batch size.
+
+    Batches are padded to a power of two by repeating the last row. A graph is recorded anew when a weight has moved in
+    memory. If the pass cannot be recorded, it runs without graphs from then on.
+
+    Args:
+        policy: whose weights the graphs read.
+    """
+
+    def __init__(self, policy: nn.Module):
+        self._policy, self._usable, self._pool = policy, True, None
+        self._graphs: dict[Hashable, _Recorded] = {}
+        self._addresses = 0
+
+    @property
+    def count(self) -> int:
+        """Number of recorded graphs."""
+        return len(self._graphs)
+
+    def __call__(self, decide: Callable[[Inputs], PolicyOutput], inputs: Inputs, settings: Hashable) -> PolicyOutput:
+        """`decide(inputs)`, whose tensors are valid until the next call.
+
+        Args:
+            decide: a forward pass that does not wait for the GPU, and reads nothing else that changes.
+            inputs: tensors [B, ...] on the GPU, or None.
+            settings: what else the pass depends on.
+        """
+        count = next(len(value) for value in inputs.values() if value is not None)
+        if not self._usable:
+            return decide(inputs)
+        padded = padded_batch(inputs, 1 << (count - 1).bit_length())
+        addresses = hash(tuple(parameter.data_ptr() for parameter in self._policy.parameters()))
+        if addresses != self._addresses or len(self._graphs) >= _MAX_GRAPHS:
+            self._graphs.clear()
+            self._addresses = addresses
+        shapes = tuple((name, value.shape, value.dtype) for name, value in padded.items() if value is not None)
+        key = (shapes, settings)
+        if key not in self._graphs:
+            try:
+                self._graphs[key] = self._record(decide, padded)
+            except RuntimeError as error:
+                self._usable = False
+                log.warning(f"--cuda_graphs: decisions cannot be recorded and run without graphs ({error})")
+                return decide(inputs)
+        recorded = self._graphs[key]
+        for name, value in recorded.inputs.items():
+            source = padded[name]
+            assert source is not None
+            value.copy_(source)
+        recorded.graph.replay()
+        return first_rows(recorded.output, count)
+
+    def _record(self, decide: Callable[[Inputs], PolicyOutput], inputs: Inputs) -> _Recorded:
+        static = {name: value.clone() for name, value in inputs.items() if value is not None}
+        arguments = {**inputs, **static}
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # libraries allocate their workspaces at the first call
+            decide(arguments)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads, e.g. an asynchronous update, may use the GPU meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            output = decide(arguments)
+        self._pool = self._pool or graph.pool()
+        return _Recorded(graph, static, output)
+
+
+def padded_batch(inputs: Inputs, size: int) -> dict[str, Tensor | None]:
+    """The tensors [B, ...] with their last row repeated up to `size` rows."""
+    padded: dict[str, Tensor | None] = {}
+    for name, value in inputs.items():
+        if value is None or len(value) == size:
+            padded[name] = value
+        else:
+            padded[name] = torch.cat([value, value[-1:].expand(size - len(value), *value.shape[1:])])
+    return padded
+
+
+def first_rows(output: PolicyOutput, count: int) -> PolicyOutput:
+    """The first `count` decisions."""
+    actions = None if output.actions is None else output.actions[:count]
+    trace = {name: value[:count] for name, value in output.trace.items()}
+    return PolicyOutput(actions, output.log_probs[:count], trace)
