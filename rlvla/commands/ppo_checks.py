@@ -216,6 +216,7 @@ def algorithm_problems(flags: PPORun) -> list[Problem]:
         *_kl_problems(flags.algorithm),
         *_step_problems(flags),
         *_critic_start_problems(flags),
+        *_graph_problems(flags),
         *_learner_problems(flags),
     ]
 
@@ -328,6 +329,13 @@ def _step_problems(flags: PPORun) -> Iterator[Problem]:
     if not has_accelerator():
         text = f"--{flag} moves memory from an accelerator to the host, and there is no accelerator; leave it out"
         yield Problem(flag, "unavailable", text)
+
+
+def _graph_problems(flags: PPORun) -> Iterator[Problem]:
+    """CUDA graphs without a GPU."""
+    if flags.rollout.cuda_graphs and not has_accelerator():
+        text = "--cuda_graphs launches the kernels of a GPU, and there is none; leave it out"
+        yield Problem("cuda_graphs", "unavailable", text)
 
 
 def _critic_start_problems(flags: PPORun) -> Iterator[Problem]:

@@ -5,6 +5,7 @@ At small batches a GPU waits for the host, which launches thousands of kernels p
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,10 @@ class DecisionGraphs:
         """Number of recorded graphs."""
         return len(self._graphs)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> DecisionGraphs:
+        """The graphs of a copied policy, none recorded yet."""
+        return DecisionGraphs(copy.deepcopy(self._policy, memo))
+
     def __call__(self, decide: Callable[[Inputs], PolicyOutput], inputs: Inputs, settings: Hashable) -> PolicyOutput:
         """`decide(inputs)`, whose tensors are valid until the next call.
 
@@ -56,9 +61,11 @@ class DecisionGraphs:
             inputs: tensors [B, ...] on the GPU, or None.
             settings: what else the pass depends on.
         """
-        count = next(len(value) for value in inputs.values() if value is not None)
+        if self._usable and not all(value is None or isinstance(value, Tensor) for value in inputs.values()):
+            self._give_up("its observations are not tensors alone")
         if not self._usable:
             return decide(inputs)
+        count = next(len(value) for value in inputs.values() if value is not None)
         padded = padded_batch(inputs, 1 << (count - 1).bit_length())
         addresses = hash(tuple(parameter.data_ptr() for parameter in self._policy.parameters()))
         if addresses != self._addresses or len(self._graphs) >= _MAX_GRAPHS:
@@ -70,8 +77,7 @@ class DecisionGraphs:
             try:
                 self._graphs[key] = self._record(decide, padded)
             except RuntimeError as error:
-                self._usable = False
-                log.warning(f"--cuda_graphs: decisions cannot be recorded and run without graphs ({error})")
+                self._give_up(str(error))
                 return decide(inputs)
         recorded = self._graphs[key]
         for name, value in recorded.inputs.items():
@@ -80,6 +86,10 @@ class DecisionGraphs:
             value.copy_(source)
         recorded.graph.replay()
         return first_rows(recorded.output, count)
+
+    def _give_up(self, reason: str) -> None:
+        self._usable = False
+        log.warning(f"--cuda_graphs: this policy decides without graphs: {reason}")
 
     def _record(self, decide: Callable[[Inputs], PolicyOutput], inputs: Inputs) -> _Recorded:
         static = {name: value.clone() for name, value in inputs.items() if value is not None}

@@ -11,7 +11,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -147,10 +146,10 @@ def _fused_linear() -> Any:
         def fused(self, x: Tensor) -> Tensor:
             """[..., in] -> [..., out]."""
             name = next(name for name in self.active_adapters if name in self.lora_A)
-            output = self.base_layer(x)
+            output: Tensor = self.base_layer(x)
             down = F.linear(x, self.lora_A[name].weight).flatten(0, -2)
-            up = self.lora_B[name].weight.t()
-            return torch.addmm(output.flatten(0, -2), down, up, alpha=self.scaling[name]).view(output.shape)
+            output.flatten(0, -2).addmm_(down, self.lora_B[name].weight.t(), alpha=self.scaling[name])
+            return output
 
     return FusedLoraLinear
 

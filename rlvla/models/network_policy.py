@@ -158,8 +158,17 @@ class NetworkPolicy(nn.Module):
         return distribution.sample(noise, greedy=True) if greedy else distribution.sample(noise)
 
     def use_cuda_graphs(self, use: bool = True) -> None:
-        """Whether decisions are replayed as CUDA graphs from now on; see `DecisionGraphs`."""
-        self._graphs = DecisionGraphs(self) if use else None
+        """Whether decisions are replayed as CUDA graphs from now on; see `DecisionGraphs`.
+
+        Raises:
+            ValueError: the policy is not on a CUDA GPU.
+        """
+        if use and self._device.type != "cuda":
+            raise ValueError(f"CUDA graphs need a policy on a CUDA GPU; this one is on {self._device}")
+        if not use:
+            self._graphs = None
+        elif self._graphs is None:
+            self._graphs = DecisionGraphs(self)
 
     def encode(self, images: np.ndarray, proprio: np.ndarray | None, instructions: Sequence[str]) -> Any:
         """`hidden` of prepared observations, for `summary` and `denoise`."""

@@ -51,6 +51,11 @@ class RolloutConfig:
         "the policy waits for all running episodes and decides in a fixed order: log-probs are then bitwise "
         "reproducible regardless of worker timing, but simulation and inference no longer overlap",
     )
+    cuda_graphs: bool = arg(
+        False,
+        "record the kernels of decisions once per batch size and launch them together: faster on a GPU at small "
+        "batches, for OpenVLA (chunks of tokens), SmolVLA and pi0",
+    )
     max_env_retries: int = arg(
         2, "retries of an episode from its initial state after its environment failed", minimum=0, maximum=100
     )

@@ -21,6 +21,7 @@ from rlvla.rollout.config import RolloutConfig
 from rlvla.rollout.episode import EpisodeRequest, FinishedEpisode
 from rlvla.rollout.session import RolloutCancelledError, RolloutSession
 from rlvla.rollout.stats import RolloutStats
+from rlvla.utils.terminal import log
 
 
 class RolloutEngine:
@@ -98,6 +99,8 @@ class RolloutEngine:
         """
         for request in requests:
             self._check(request)
+        if self._config.cuda_graphs:
+            record_decisions(policy)
         plan = self._success_only if success_only else self.rewards
         session = RolloutSession(
             self._pool,
@@ -138,3 +141,12 @@ class RolloutEngine:
                 f"{request.suite} task {request.task_id}, initial state {request.init_state_id} does not exist: "
                 f"{reason}"
             )
+
+
+def record_decisions(policy: RolloutPolicy) -> None:
+    """Let a policy replay its decisions as CUDA graphs, if its class can."""
+    use = getattr(policy, "use_cuda_graphs", None)
+    if use is None:
+        log.warning(f"--cuda_graphs has no effect on {type(policy).__name__}, which has no graphs")
+    else:
+        use()

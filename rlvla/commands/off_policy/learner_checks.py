@@ -38,6 +38,10 @@ def _number_problems(flags: SACRun) -> Iterator[Problem]:
     if flags.schedule.save_value_network:
         text = "--save_value_network: the critics of this learner are of no use to another; leave it out"
         yield Problem("save_value_network", "unavailable", text)
+    if flags.rollout.cuda_graphs:
+        yield Problem(
+            "cuda_graphs", "unavailable", "--cuda_graphs: the policies of this learner decide without; leave it out"
+        )
     for name in (name for name, used in (("zero_stage", strategy.zero_stage == 3), ("bf16", strategy.bf16)) if used):
         text = f"--{name}: the networks of this learner are small, and need neither sharding nor half precision"
         yield Problem(name, "unavailable", f"{text}; leave it out")
