@@ -24,7 +24,7 @@ MANIFEST = "manifest.json"
 METRICS_FILE = "metrics.jsonl"
 _UNFINISHED = ".rlvla_part"  # ends the names of temporary files
 _UNFINISHED_SECONDS = 60  # between the creation of one and its lock
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # EFBIG: RLIMIT_FSIZE
 _LEAST_ROOM = 1 << 20  # bytes; libraries that write in threads of their own fail noisily on a full disk
 _TEMPORARY_NAME = 32  # bytes by which the name of a temporary file is longer
 
@@ -319,7 +319,7 @@ class BestEffortWriter:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error reports a full disk or quota; libraries may only pass on the text of the system's error."""
+    """Whether an error reports a full disk, quota or file size limit; libraries may only pass on the text of the system's error."""
     if isinstance(error, OSError) and error.errno in _FULL:
         return True
     return any(os.strerror(code) in str(error) for code in _FULL)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from rlvla.utils.cli.flags import fail
 from rlvla.utils.cli.programs import as_installed
 from rlvla.utils.errors import ConfigError, MissingExtraError, RunEnded
+from rlvla.utils.files import is_full
 from rlvla.utils.signals import end_now, importing, is_first_rank, note_failure, program, run_command
 from rlvla.utils.terminal import fit, passing_note
 
@@ -21,7 +22,6 @@ Main = Callable[[Sequence[str] | None], None]
 STARTS_OVER = "the same command starts over"
 _OTHER_REPORT_SECONDS = 3.0
 _MANY_MODULES = 500  # of imports that take seconds; not of what they leave for later
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
 
 def command(after_interrupt: str = STARTS_OVER) -> Callable[[Main], Main]:
@@ -56,14 +56,14 @@ def _run(main: Main, argv: Sequence[str] | None) -> None:
             text = as_installed(f"{program()}: the run was ended: {error}")
             print(fit(text, sys.stderr), file=sys.stderr, flush=True)
         raise SystemExit(1) from None
-    except OSError as error:
-        if error.errno not in _NO_ROOM:
-            raise
-        note_failure()
-        place = f" ({error.filename})" if error.filename else ""
-        print(f"{program()}: the run was ended: {error.strerror}{place}", file=sys.stderr, flush=True)
-        raise SystemExit(1) from None
-    except RuntimeError as error:
+    except Exception as error:
+        if is_full(error) or (isinstance(error, OSError) and error.errno == errno.EROFS):
+            note_failure()
+            text = str(error)
+            if isinstance(error, OSError) and error.strerror:
+                text = error.strerror + (f" ({error.filename})" if error.filename else "")
+            print(f"{program()}: the run was ended: {text}", file=sys.stderr, flush=True)
+            raise SystemExit(1) from None
         names = {kind.__name__ for kind in type(error).__mro__}
         rank_lost = "DistError" in names or "gloo/" in str(error)  # of a collective operation
         if int(os.environ.get("WORLD_SIZE", "1")) == 1 or not rank_lost:

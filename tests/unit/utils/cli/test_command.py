@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from rlvla.utils.cli.command import command, heavy_imports
 from rlvla.utils.errors import RunEnded, TrainingHalted
@@ -53,6 +57,33 @@ def test_the_end_of_a_run_is_told_once(
     with pytest.raises(SystemExit, match="1"):
         main()
     assert capsys.readouterr().err == ("eval_vla.py: the run was ended: all rewards are equal\n" if told else "")
+
+
+def write_past_the_limit(path: Path) -> None:
+    path.write_bytes(bytes(4000))
+
+
+def save_past_the_limit(path: Path) -> None:
+    save_file({"weights": torch.zeros(1000)}, path)
+
+
+@pytest.mark.parametrize("write", [write_past_the_limit, save_past_the_limit])
+def test_a_file_size_limit_is_one_line(
+    write: Callable[[Path], None], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    @command()
+    def main(argv: object = None) -> None:
+        write(tmp_path / "file")
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    try:
+        with pytest.raises(SystemExit, match="1"):
+            main()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    told = capfd.readouterr().err
+    assert told.count("\n") == 1 and "the run was ended" in told and "File too large" in told
 
 
 # Runs a command whose import of torch waits, half done, until standard input is closed.
