@@ -319,7 +319,7 @@ class BestEffortWriter:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error reports a full disk, quota or file size limit; libraries may only pass on the text of the system's error."""
+    """Whether an error reports a full disk or a size limit; libraries may pass on only the system's text."""
     if isinstance(error, OSError) and error.errno in _FULL:
         return True
     return any(os.strerror(code) in str(error) for code in _FULL)
