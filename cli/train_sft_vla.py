@@ -23,7 +23,7 @@ from rlvla.commands.custom_modules import CustomConfig, parse_command_line
 from rlvla.models.config import ActorConfig
 from rlvla.trainer.supervised.config import NewModelConfig, SFTConfig, SFTRunConfig, ValidationConfig
 from rlvla.utils.cli.command import command, heavy_imports
-from rlvla.utils.cli.flags import Parser, add_arguments, from_namespace
+from rlvla.utils.cli.flags import Parser, add_arguments, from_namespace, unselected_options
 from rlvla.utils.deepspeed.config import StrategyConfig
 
 
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parts = [from_namespace(kind, namespace) for kind in kinds]
     with heavy_imports():
         from rlvla.commands.train_sft import run_sft
-    run_sft(*parts, given=namespace.given)
+    run_sft(*parts, given=namespace.given, unselected=unselected_options(parts[1], namespace))
 
 
 if __name__ == "__main__":

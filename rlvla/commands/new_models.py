@@ -11,7 +11,7 @@ from typing import Any
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.envs.registry import Suite, get_suite, is_known
 from rlvla.models.action_heads import missing_of
-from rlvla.models.compact.config import CompactConfig, layers_for
+from rlvla.models.compact.config import HEADS, CompactConfig, layers_for
 from rlvla.models.compact.family import COMPACT_UNREAD, build_compact, compact_option_problems
 from rlvla.models.config import ActorConfig
 from rlvla.models.families import Checkpoint, unread_option_problems
@@ -82,11 +82,9 @@ def unnorm_key_problems(run: SupervisedRunConfig, demos: Demonstrations) -> list
 def missing_of_new(run: SFTRunConfig, sizes: NewModelConfig) -> Mapping[str, str]:
     """Quantities that a new model does not have, see `PolicySpec.missing`."""
     family = _new_family(run, sizes)
-    if family == "lerobot" or (family == "compact" and sizes.compact_head == "flow"):
+    if family == "lerobot":
         return MISSING_OF_FLOWS
-    if family == "tiny":
-        return missing_of(run.model_variant)
-    return missing_of(REGRESSION if sizes.compact_head == "gaussian" else None)
+    return missing_of(run.model_variant) if family == "tiny" else HEADS.get(sizes.compact_head).missing
 
 
 def new_model(
@@ -166,6 +164,7 @@ def _compact_config(demos: Demonstrations, run: SupervisedRunConfig, sizes: NewM
         action_dim=demos.actions[0].shape[1],
         action_chunk_len=_chunk(sizes, demos),
         action_head=sizes.compact_head,
+        head=sizes.head_options,
         channels=channels,
         kernels=kernels,
         strides=strides,
@@ -182,7 +181,8 @@ def _normalization(actions: Mapping[str, Any]) -> str:
 
 
 def _compact_problems(run: SupervisedRunConfig, sizes: NewModelConfig, demos: Demonstrations | None) -> list[Problem]:
-    problems = [] if sizes.compact_head == "gaussian" else _std_problems(run, "--compact_head gaussian")
+    has_std = "action_std" in HEADS.attribute(sizes.compact_head, "settings")
+    problems = [] if has_std else _std_problems(run, "--compact_head gaussian")
     if demos is not None and not problems:
         problems += [Problem(None, "out_of_range", text) for text in _compact_config(demos, run, sizes).problems()]
     return problems

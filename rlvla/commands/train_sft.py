@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from rlvla.checkpoints.policy_folder import PolicyRecord, learned_states, recorded_environment
@@ -67,17 +67,18 @@ def run_sft(
     custom: CustomConfig,
     validation: ValidationConfig | None = None,
     given: Collection[str] = (),
+    unselected: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path | None:
     """Train and return the policy folder; None for a dry run.
 
-    All configuration problems are raised before anything is started. `given` are the names of the flags on the command
-    line.
+    All configuration problems are raised before anything is started. `given` and `unselected` as for
+    `no_effect_problems`.
     """
     validation = validation or ValidationConfig()
     run = replace(run, pretrain=policy_folder(run.pretrain, env_python=validation.env_python))
     parts = (run, tiny, config, actor_config, strategy_config, validation)
     problems = [*(p for part in parts for p in range_problems(part)), *supervised_problems(run, config)]
-    problems += strategy_config.problems() + no_effect_problems(parts, {}, given)
+    problems += strategy_config.problems() + no_effect_problems(parts, unselected, given)
     if config.ema_decay and strategy_config.zero_stage == 3:
         text = f"--ema_decay {config.ema_decay} needs whole parameters on every rank: --zero_stage 0, 1 or 2"
         problems.append(Problem("ema_decay", "contradiction", text))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-from rlvla.utils.cli.flags import range_problems
+from rlvla.utils.cli.flags import choice_problems, range_problems
 from rlvla.utils.errors import ConfigError, Problem
 
 RENDER_QUALITIES = ("fast", "full")
@@ -58,8 +58,8 @@ class SuiteOptions:
     use_proprio: bool = False
     max_steps: int | None = None
     success_hold_steps: int | None = None
-    render_quality: str = "fast"
-    after_success: str = "end"
+    render_quality: str = field(default="fast", metadata={"choices": RENDER_QUALITIES})
+    after_success: str = field(default="end", metadata={"choices": AFTER_SUCCESS})
 
     def __post_init__(self):
         # A single name would otherwise be split into letters.
@@ -95,15 +95,7 @@ class SuiteOptions:
             if getattr(self, name) and not self.use_proprio:
                 text = f"--{name} is a part of proprio: give --use_proprio as well"
                 problems.append(Problem(name, "needs_flag", text))
-        fields = own_flags(type(self)).items()
-        choices_of = {name: field.metadata.get("choices", ()) for name, field in fields}
-        choices_of = {"render_quality": RENDER_QUALITIES, "after_success": AFTER_SUCCESS, **choices_of}
-        for name, choices in choices_of.items():  # argparse has checked flags, but not keyword arguments
-            value, choices = getattr(self, name), tuple(choices() if callable(choices) else choices)
-            if choices and value is not None and value not in choices:
-                text = f"--{name} {value}: must be one of {', '.join(map(str, choices))}"
-                problems.append(Problem(name, "unknown_name", text))
-        return problems + range_problems(self)
+        return problems + choice_problems(self) + range_problems(self)
 
 
 def own_flags(options: type | None) -> dict[str, dataclasses.Field]:

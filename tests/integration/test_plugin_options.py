@@ -13,10 +13,12 @@ from safetensors.torch import load_file
 
 from cli.train_ppo_vla import main as train
 from cli.train_sac_vla import main as train_sac
+from cli.train_sft_vla import main as train_sft
 from rlvla.algorithms.advantages import ADVANTAGE_ESTIMATORS
 from rlvla.algorithms.curricula import TASK_SAMPLINGS
 from rlvla.algorithms.policy_losses import POLICY_LOSSES
 from rlvla.checkpoints.run_folder import RUN_FILE
+from rlvla.models.compact.config import HEADS
 from rlvla.rewards.base import REWARDS
 from rlvla.trainer.algorithm_config import LEARNERS
 from rlvla.utils.files import read_metrics
@@ -46,7 +48,7 @@ def own_registries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test loads the plug-ins, and what they register is gone after it."""
     for name in [name for name in sys.modules if name.startswith("rlvla_custom_")]:
         monkeypatch.delitem(sys.modules, name)
-    for registry in (ADVANTAGE_ESTIMATORS, POLICY_LOSSES, LEARNERS, REWARDS, TASK_SAMPLINGS):
+    for registry in (ADVANTAGE_ESTIMATORS, POLICY_LOSSES, LEARNERS, REWARDS, TASK_SAMPLINGS, HEADS):
         for name in registry.names():
             registry.get(name)  # imports the module that registers it
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
@@ -113,6 +115,34 @@ def test_a_curriculum_with_options(tmp_path: Path, capsys: pytest.CaptureFixture
     run_sac(tmp_path / "run", 12, *flags, "--load_checkpoint")
     state = json.loads((tmp_path / "run" / "checkpoints" / "iteration_000003" / "trainer.json").read_text())
     assert sum(state["task_sampler"]["episodes"]) == 12
+
+
+def test_a_head_with_options(demos_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    sft = [*MODULES, "--demos", str(demos_file), "--save_path", str(tmp_path / "sft"), "--pretrain", "compact"]
+    sft += ["--compact_channels", "8", "8", "--compact_width", "32", "--max_epochs", "1", "--no-use_tensorboard"]
+    sft += ["--action_chunk_len", "4", "--mean_bound", "0.5"]
+    head = ["--compact_head", "bounded_gaussian"]
+    for more, words in (
+        ([], ("--mean_bound 0.5", "--compact_head tokens does not use it")),
+        ([*head, "--constant_std", "0"], ("--constant_std 0.0", "greater than 0")),
+    ):
+        with pytest.raises(SystemExit):
+            train_sft([*sft, *more])
+        message = " ".join(capsys.readouterr().err.split())
+        assert all(word in message for word in words), message
+    train_sft([*sft, *head])
+    policy = tmp_path / "sft" / "policy"
+    config = json.loads((policy / "config.json").read_text())
+    assert config["head_options"] == {"mean_bound": 0.5, "constant_std": 0.1}
+    assert yaml.safe_load((tmp_path / "sft" / "config.yaml").read_text())["mean_bound"] == 0.5
+    assert all("actor/pg_loss" in record for record in run(policy, tmp_path / "rl")[:-1])
+    again = json.loads((tmp_path / "rl" / "policy" / "config.json").read_text())
+    assert again == config
+    for wrong in ("wide", -1.0):
+        (policy / "config.json").write_text(json.dumps(config | {"head_options": {"mean_bound": wrong}}))
+        assert "mean_bound" in refused(policy, tmp_path / "none", capsys)
+    (policy / "config.json").write_text(json.dumps(config | {"action_head": "unheard_of"}))
+    assert "bounded_gaussian" in refused(policy, tmp_path / "none", capsys)
 
 
 @pytest.mark.parametrize(

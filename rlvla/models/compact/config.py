@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rlvla.models.flow.settings import ASKED_SCORES, FLOW_SETTINGS, PREFIX, FlowSettings
 from rlvla.models.vla.choices import ACTION_STD_KINDS, MAX_STD, MIN_STD
-from rlvla.utils.data_files import read_dataclass
+from rlvla.options import Registry
+from rlvla.utils.cli.flags import options_problems
+from rlvla.utils.data_files import check_types, read_dataclass
 from rlvla.utils.errors import ConfigError, Problem
 
 MODEL_TYPE = "compact"
-HEADS = ("tokens", "gaussian", "flow")
+# Heads by name, for --compact_head; a --custom_module may register more (`rlvla.models.compact.heads`).
+HEADS: Registry = Registry(
+    "policy head",
+    flag="compact_head",
+    modules={"rlvla.models.compact.heads": ("tokens", "gaussian", "flow")},
+    defaults={"settings": ()},
+    selection=lambda flags: {flags["compact_head"]} if flags["pretrain"] == MODEL_TYPE else set(),
+)
 _WIDEST, _MOST_LAYERS, _MOST_COLUMNS = 4096, 16, 65_536
 _RANGES = {
     "image_size": (1, 4096),
@@ -40,7 +49,9 @@ class CompactConfig:
         proprio_dim: P, length of the proprio vector; 0: no proprio.
         action_dim: D, dimensions of an action.
         action_chunk_len: A, actions per decision.
-        action_head: "tokens" (a categorical over `n_action_bins` bins per number), "gaussian" or "flow".
+        action_head: "tokens" (a categorical over `n_action_bins` bins per number), "gaussian", "flow", or another of
+            `HEADS`.
+        head: options of the head; None if it has none. In config.json `head_options`.
         n_action_bins: bins of the token head.
         action_std: standard deviation of the Gaussian head: "learned", "features" or "fixed", as in OpenVLA's.
         action_std_init: its initial value, in units of normalized actions.
@@ -78,21 +89,17 @@ class CompactConfig:
     flow_noisy_steps: str = FlowSettings.noisy_steps
     flow_eval_noise: str = FlowSettings.eval_noise
     flow_asked_scores: str = FlowSettings.asked_scores
+    head: Any = None
+
+    def __post_init__(self) -> None:
+        kind = HEADS.options(self.action_head) if self.action_head in HEADS.names() else None
+        if self.head is None and kind is not None:
+            object.__setattr__(self, "head", kind())
 
     @property
     def columns(self) -> int:
         """A * D, numbers per decision."""
         return self.action_chunk_len * self.action_dim
-
-    @property
-    def is_gaussian(self) -> bool:
-        """Whether the head is Gaussian."""
-        return self.action_head == "gaussian"
-
-    @property
-    def is_flow(self) -> bool:
-        """Whether the head is a flow."""
-        return self.action_head == "flow"
 
     @property
     def flow(self) -> FlowSettings:
@@ -101,9 +108,10 @@ class CompactConfig:
 
     def to_json(self) -> dict[str, Any]:
         """The content of config.json."""
-        unused = (ASKED_SCORES, *(() if self.is_flow else FLOW_SETTINGS))
+        unused = (ASKED_SCORES, "head", *(() if self.action_head == "flow" else FLOW_SETTINGS))
         values = {name: value for name, value in asdict(self).items() if name not in unused}
-        return {"model_type": MODEL_TYPE, **values}
+        options = {} if self.head is None else {"head_options": asdict(self.head)}
+        return {"model_type": MODEL_TYPE, **values, **options}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any], where: Path) -> CompactConfig:
@@ -112,7 +120,11 @@ class CompactConfig:
         Raises:
             ConfigError: lists missing entries, wrong types and values out of range.
         """
-        config = read_dataclass(cls, raw, where, without=(ASKED_SCORES,))
+        config = read_dataclass(cls, raw, where, without=(ASKED_SCORES, "head"))
+        if config.head is not None:
+            check_types(raw, {"head_options": dict}, where)
+            given = raw.get("head_options", {})
+            config = replace(config, head=read_dataclass(type(config.head), given, f"{where}: head_options"))
         problems = [Problem(None, "invalid_file", f"{where}: {text}") for text in config.problems()]
         if problems:
             raise ConfigError(problems)
@@ -126,10 +138,15 @@ class CompactConfig:
                 problems.append(f"{name} is {getattr(self, name):g}; it must be between {least:g} and {most:g}")
         if self.text_width % 4:
             problems.append(f"text_width is {self.text_width}; it must be a multiple of 4")
-        choices = {"action_head": HEADS, "action_std": ACTION_STD_KINDS, "action_normalization": ("q99", "bounds")}
+        choices: dict[str, Sequence[str]] = {
+            "action_head": HEADS.names(),
+            "action_std": ACTION_STD_KINDS,
+            "action_normalization": ("q99", "bounds"),
+        }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 problems.append(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}")
+        problems += [str(problem) for problem in options_problems(self.head)] if self.head is not None else []
         problems += [f"{PREFIX}{name} {text}" for name, text in self.flow.problems()]
         layers = {name: getattr(self, name) for name in ("channels", "kernels", "strides")}
         if len({len(values) for values in layers.values()}) != 1 or not 1 <= len(self.channels) <= _MOST_LAYERS:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from rlvla.models.compact.config import MODEL_TYPE, CompactConfig
+from rlvla.models.compact.config import HEADS, MODEL_TYPE, CompactConfig
 from rlvla.models.compact.policy import WEIGHTS_FILE, CompactPolicy, compact_codec, compact_row_tokens, compact_spec
 from rlvla.models.compact.sketch import CompactRowShape, CompactSketch
 from rlvla.models.compact.text import encode_sentence, stack_sentences
@@ -27,17 +27,14 @@ from rlvla.models.families import (
     register_policy_family,
     type_of,
 )
-from rlvla.models.flow.settings import ASKED_SCORES, FLOW_SETTINGS
+from rlvla.models.flow.settings import ASKED_SCORES
 from rlvla.models.policy import Policy
 from rlvla.models.stored_tensors import read_tensors, stored_head_problems, tensor_problems
 from rlvla.utils.data_files import check_types, read_json
 from rlvla.utils.errors import ConfigError, Problem, collected
 
-# Head -> settings of the command line.
-_OF_HEADS = {"tokens": (), "gaussian": ("action_std", "action_std_init"), "flow": FLOW_SETTINGS}
 # Flags of `ActorConfig` that have no effect on compact networks.
 COMPACT_UNREAD = ("train_expert_only", "gradient_checkpointing", "attn_implementation")
-_OVERRIDES = tuple(name for names in _OF_HEADS.values() for name in names)
 
 
 class CompactCheckpoint(Checkpoint):
@@ -132,7 +129,7 @@ class CompactFamily(PolicyFamily):
     ) -> CompactCheckpoint:
         """See `PolicyFamily.check`."""
         config = CompactConfig.from_json(read_json(folder / CONFIG_FILE), folder / CONFIG_FILE)
-        changes = {name: overrides[name] for name in (*_OVERRIDES, ASKED_SCORES) if name in overrides}
+        changes = {name: overrides[name] for name in (*_settings(), ASKED_SCORES) if name in overrides}
         config, flag = replace(config, **changes), next(iter(changes), None)
         problems = [Problem(flag, "out_of_range", f"{folder}: {text}") for text in config.problems()]
         problems += config.flow.unread_problems(changes)
@@ -165,10 +162,16 @@ class CompactFamily(PolicyFamily):
     def overrides(self, folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
         """See `PolicyFamily.overrides`: the standard deviation of a Gaussian head and the settings of a flow."""
         head = str(read_json(folder / CONFIG_FILE).get("action_head"))
-        changes = {name: settings[name] for name in _OF_HEADS.get(head, ()) if settings.get(name) is not None}
+        names = HEADS.attribute(head, "settings") if head in HEADS.names() else ()
+        changes = {name: settings[name] for name in names if settings.get(name) is not None}
         super().overrides(folder, {name: settings.get(name) for name in SETTINGS if name not in changes})
         scores = settings.get(ASKED_SCORES)
         return changes | ({ASKED_SCORES: scores} if head == "flow" and scores else {})
+
+
+def _settings() -> list[str]:
+    """Fields of the configuration that flags may change, for any head."""
+    return [name for head in HEADS.names() for name in HEADS.attribute(head, "settings")]
 
 
 def _check_weights(path: Path, config: CompactConfig, overrides: Mapping[str, Any]) -> None:
@@ -177,7 +180,7 @@ def _check_weights(path: Path, config: CompactConfig, overrides: Mapping[str, An
         state = CompactPolicy(config, {"": {}}, "").state_dict()
     expected, stored = {name: tuple(tensor.shape) for name, tensor in state.items()}, read_tensors(path)
     # Flags may change what the standard deviation depends on, and reset its value.
-    changed = {name for name in _OVERRIDES if name in overrides}
+    changed = {name for name in _settings() if name in overrides}
     free = {"action_std.log_std"} if "action_std_init" in changed else set()
     if changed:
         prefixes = ("action_std.", "velocity_network.std.")

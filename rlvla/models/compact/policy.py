@@ -11,26 +11,17 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from rlvla.models.action_heads import (
-    MISSING_OF_DENSITIES,
-    MISSING_OF_TOKENS,
-    ActionHead,
-    GaussianHead,
-    TokenHead,
-    smooth_action_rows,
-)
 from rlvla.models.codec import StatisticsCodec
 from rlvla.models.compact.config import CompactConfig
+from rlvla.models.compact.heads import make_head
 from rlvla.models.compact.network import CompactNetwork, VelocityNetwork, initialize_weights
 from rlvla.models.compact.text import SentenceCache, Sentences, words_of
 from rlvla.models.dataset_statistics import STATISTICS_FILE
 from rlvla.models.families import CONFIG_FILE
-from rlvla.models.flow.head import FlowHead, flow_spec
 from rlvla.models.network_policy import NetworkPolicy
 from rlvla.models.policy import PolicySpec
 from rlvla.models.value_models import scalar_head
 from rlvla.models.vla.action_tokenizer import ActionTokenizer
-from rlvla.models.vla.regression_head import ActionStd, OutputLayer
 from rlvla.utils.files import write_json
 
 WEIGHTS_FILE = "model.safetensors"
@@ -38,14 +29,6 @@ WEIGHTS_FILE = "model.safetensors"
 
 def compact_spec(config: CompactConfig) -> PolicySpec:
     """The spec of a policy with this configuration."""
-    chunk = (config.action_chunk_len, config.action_dim)
-    sampling: dict[str, Any]
-    if config.is_flow:
-        sampling = flow_spec(config.flow, chunk)
-    elif config.is_gaussian:
-        sampling = {"noise_shape": chunk, "noise": "normal", "missing": MISSING_OF_DENSITIES}
-    else:
-        sampling = {"noise_shape": (config.columns,), "noise": "uniform", "missing": MISSING_OF_TOKENS}
     return PolicySpec(
         action_chunk_len=config.action_chunk_len,
         action_dim=config.action_dim,
@@ -53,8 +36,7 @@ def compact_spec(config: CompactConfig) -> PolicySpec:
         image_size=config.image_size,
         proprio_dim=config.proprio_dim,
         feature_dim=config.column_width,
-        summary_dim=config.width if config.is_flow else 0,
-        **{"columns": config.columns, **sampling},
+        **{"columns": config.columns, **make_head(config).spec()},
     )
 
 
@@ -84,63 +66,38 @@ class CompactPolicy(NetworkPolicy):
         statistics: content of dataset_statistics.json.
         unnorm_key: the entry in use.
         value_head: add a linear value head on the vectors of the columns.
+
+    Attributes:
+        output: the head, whose layers are attributes of the policy.
     """
 
-    read_out_layer: nn.Linear | None
-    velocity_network: VelocityNetwork | None
-    action_std: ActionStd | None
+    velocity_network: VelocityNetwork  # of a flow
 
     def __init__(
         self, config: CompactConfig, statistics: Mapping[str, Any], unnorm_key: str, *, value_head: bool = False
     ):
-        codec = compact_codec(config, statistics[unnorm_key])
-        head: ActionHead = GaussianHead(codec) if config.is_gaussian else TokenHead(codec)
-        if config.is_flow:
-            head = FlowHead(codec, config.flow, (config.action_chunk_len, config.action_dim))
-        super().__init__(compact_spec(config), codec, head)
+        codec, head = compact_codec(config, statistics[unnorm_key]), make_head(config)
+        super().__init__(compact_spec(config), codec, head.action_head(codec))
         self.config, self._statistics = config, dict(statistics)
         self._sentences = SentenceCache(config.text_buckets)
         self.network = CompactNetwork(config)
-        self.read_out_layer = self.velocity_network = self.action_std = None
-        if config.is_flow:
-            self.velocity_network = VelocityNetwork(config)
-        elif config.is_gaussian:
-            self.read_out_layer = OutputLayer(config.column_width, 1)
-            self.action_std = ActionStd(
-                config.action_std, config.column_width, config.action_dim, config.action_std_init
-            )
-        else:
-            self.read_out_layer = nn.Linear(config.column_width, config.n_action_bins)
+        self.output, layers = head, head.layers()
+        self._of_the_output = tuple(layers)
+        for name, layer in layers.items():
+            self.add_module(name, layer)
         self.value_head = scalar_head(config.column_width) if value_head else None
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
-        """Random weights; neighboring bins start with similar logits, Gaussian means near 0."""
-        output = self.read_out_layer
+        """Random weights."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             initialize_weights(self.network)
-            if self.velocity_network is not None:
-                self.velocity_network.initialize()
-            if output is None:
-                return
-            output.reset_parameters()
-        output.bias.zero_()
-        if self.config.is_gaussian:
-            output.weight.mul_(0.1)
-        else:
-            generator = torch.Generator().manual_seed(seed)
-            output.weight.copy_(smooth_action_rows(self.config.n_action_bins, self.config.column_width, generator))
+            self.output.initialize(self, seed)
 
     def read_out(self, hidden: Tensor) -> Any:
-        """[B, K, d] -> logits [B, K, bins]; mean [B, A, D] and log std; or the condition of `velocity`."""
-        if self.velocity_network is not None:
-            return self.velocity_network.condition(hidden.flatten(1))
-        assert self.read_out_layer is not None
-        outputs = self.read_out_layer(hidden)
-        if self.action_std is None:
-            return outputs
-        return outputs.view(len(hidden), *self.spec.noise_shape), self.action_std(hidden)
+        """See `CompactHead.read_out`."""
+        return self.output.read_out(self, hidden)
 
     def summary(self, hidden: Tensor) -> Tensor:
         """The condition of the velocity, see `NetworkPolicy.summary`."""
@@ -148,7 +105,6 @@ class CompactPolicy(NetworkPolicy):
 
     def velocity(self, condition: Tensor, x: Tensor, t: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """See `VelocityModel`."""
-        assert self.velocity_network is not None
         return self.velocity_network(condition, x, t)
 
     def observations(self, images: Tensor, proprio: Tensor | None, instructions: Sequence[str]) -> dict[str, Any]:
@@ -165,7 +121,7 @@ class CompactPolicy(NetworkPolicy):
 
     def freeze_read_out(self) -> None:
         """Freeze the parameters that `features` does not depend on."""
-        for part in (self.read_out_layer, self.velocity_network, self.action_std, self.value_head):
+        for part in (*(self.get_submodule(name) for name in self._of_the_output), self.value_head):
             if part is not None:
                 part.requires_grad_(False)
 
@@ -190,8 +146,7 @@ class CompactPolicy(NetworkPolicy):
 
     def freeze_action_std(self) -> None:
         """Freeze the standard deviation of continuous actions, if there is one."""
-        if self.action_std is not None:
-            self.action_std.requires_grad_(False)
+        self.output.freeze_std(self)
 
     def save_pretrained(self, folder: str | Path, state_dict: dict[str, Tensor] | None = None) -> None:
         """Write config.json, dataset_statistics.json and model.safetensors, without a value head."""

@@ -13,8 +13,6 @@ from rlvla.models.compact.policy import CompactPolicy
 from rlvla.models.compact.text import Sentences
 from rlvla.models.config import ActorConfig
 from rlvla.models.families import RowShape
-from rlvla.models.flow.head import PAIRS
-from rlvla.models.policy import select
 from rlvla.models.value_models import scalar_head as new_scalar_head
 
 
@@ -65,30 +63,12 @@ class CompactSketch:
         hidden = self._hidden(rows)
         if self._scalar_head:
             return self.module["head"](hidden).squeeze(-1).float().mean()
-        if self._policy.config.is_flow:
-            evaluations = self._policy.config.flow.evaluations
-            return self._velocity(hidden, max(PAIRS * self._supervised, evaluations)).mean()
-        distribution = self._policy._head.distribution(self._policy, hidden, 1.0)
-        name, dtype = ("actions", None) if self._policy.config.is_gaussian else ("tokens", torch.long)
-        actions = torch.zeros(rows, *self._policy.spec.noise_shape, dtype=dtype)
-        quantities = select(distribution, ("log_probs", "entropy"), {name: actions})
-        return (quantities["log_probs"] + quantities["entropy"]).mean()
+        return self._policy.output.sketch_loss(self._policy, hidden, supervised=self._supervised)
 
     @torch.no_grad()
     def decide(self, rows: int) -> None:
         """See `Sketch.decide`."""
-        if self._policy.config.is_flow:
-            self._velocity(self._hidden(rows), 1)
-            return
-        distribution = self._policy._head.distribution(self._policy, self._hidden(rows), 1.0)
-        distribution.sample(torch.zeros(rows, *self._policy.spec.noise_shape, dtype=torch.float64))
-
-    def _velocity(self, hidden: Tensor, evaluations: int) -> Tensor:
-        """Output of the flow head, evaluated several times per row."""
-        config, policy = self._policy.config, self._policy
-        x = torch.zeros(len(hidden), evaluations, config.action_chunk_len, config.action_dim)
-        output = policy.velocity(policy.read_out(hidden), x, torch.zeros(len(hidden), evaluations))
-        return output[0] + output[1] if isinstance(output, tuple) else output
+        self._policy.output.sketch_decision(self._policy, self._hidden(rows))
 
     def _hidden(self, rows: int) -> Tensor:
         config, row = self._policy.config, self._row

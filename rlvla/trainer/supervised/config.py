@@ -18,7 +18,7 @@ from rlvla.models.config import (
 )
 from rlvla.models.lerobot.new import TINY_FAMILIES
 from rlvla.models.vla.choices import ACTION_STD_KINDS, MODEL_VARIANTS, PLATFORMS
-from rlvla.options import Condition, arg, given
+from rlvla.options import Condition, arg, fill_selected, given, selected
 from rlvla.trainer.config import LoggingConfig, dry_run_flag, fallback_path_flag, max_bad_steps_flag
 from rlvla.utils.cli.flags import MAX_SEED
 from rlvla.utils.deepspeed.schedules import SCHEDULERS
@@ -122,7 +122,11 @@ class SFTRunConfig(SupervisedRunConfig):
 
 @dataclass(frozen=True)
 class NewModelConfig:
-    """Sizes of a new model (--pretrain tiny or compact)."""
+    """Sizes of a new model (--pretrain tiny or compact).
+
+    Attributes:
+        head_options: options of the head of a compact model.
+    """
 
     action_chunk_len: int | None = arg(
         None,
@@ -140,8 +144,8 @@ class NewModelConfig:
     )
     compact_head: str = arg(
         "tokens",
-        "a compact model: actions as tokens (bins of each number), gaussian, or flow (flow matching)",
-        choices=COMPACT_HEADS,
+        "a compact model: actions as tokens (bins of each number), gaussian, flow (flow matching), or a custom head",
+        choices=COMPACT_HEADS.names,
         read_if=_NEW_COMPACT,
     )
     compact_channels: tuple[int, ...] = arg(
@@ -183,6 +187,10 @@ class NewModelConfig:
     tiny_llm_layers: int | None = arg(
         None, "a tiny model: layers of the decoder (default: 3; smolvla: 2)", minimum=1, maximum=1000, read_if=_NEW_TINY
     )
+    head_options: Any = selected(COMPACT_HEADS)
+
+    def __post_init__(self) -> None:
+        fill_selected(self)
 
 
 @dataclass(frozen=True)

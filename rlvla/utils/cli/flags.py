@@ -543,8 +543,27 @@ def range_problems(config: Any) -> list[Problem]:
             if problem:
                 problems.append(Problem(name, "not_writable", f"--{name} {value}: {problem}"))
     for options in registered_options(config):
-        problems += range_problems(options) or getattr(options, "problems", list)()
+        problems += options_problems(options)
     return problems + [problem for problem in whole if problem.flag not in {p.flag for p in problems}]
+
+
+def options_problems(options: Any) -> list[Problem]:
+    """Problems with the options of a registered entry: single values, or else `options.problems`."""
+    return [*range_problems(options), *choice_problems(options)] or getattr(options, "problems", list)()
+
+
+def choice_problems(config: Any) -> list[Problem]:
+    """Values that are not among the `choices` of their fields ("unknown_name"); argparse has checked those of flags."""
+    problems = []
+    for field in dataclasses.fields(config):
+        value, choices = getattr(config, field.name), field.metadata.get("choices")
+        if choices is None or value is None or value == field.default:
+            continue
+        allowed = tuple(choices() if callable(choices) else choices)
+        if not set(value if isinstance(value, tuple) else (value,)) <= set(allowed):
+            text = f"{as_typed(field.name, value)}: must be one of {', '.join(map(str, allowed))}"
+            problems.append(Problem(field.name, "unknown_name", text))
+    return problems
 
 
 def _out_of_range(number: float, metadata: Mapping[str, Any]) -> str | None:
