@@ -19,6 +19,7 @@ from rlvla.utils.signals import begin
 
 begin(__name__)
 
+from rlvla.commands.custom_modules import CustomConfig, parse_command_line
 from rlvla.trainer.supervised.config import NewModelConfig, RewardModelConfig, RewardRunConfig
 from rlvla.utils.cli.command import command, heavy_imports
 from rlvla.utils.cli.flags import Parser, add_arguments, from_namespace
@@ -32,13 +33,14 @@ def build_parser() -> Parser:
     add_arguments(parser, NewModelConfig, "new small model")
     add_arguments(parser, RewardModelConfig, "training")
     add_arguments(parser, StrategyConfig, "DeepSpeed")
+    add_arguments(parser, CustomConfig, "own code")
     return parser
 
 
 @command()
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
-    namespace = build_parser().parse_args(argv)
+    namespace = parse_command_line(build_parser, argv)
     parts = [
         from_namespace(kind, namespace) for kind in (RewardRunConfig, NewModelConfig, RewardModelConfig, StrategyConfig)
     ]

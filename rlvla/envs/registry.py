@@ -133,8 +133,8 @@ def is_trusted(name: str) -> bool:
 
 
 def trusted_modules() -> list[str]:
-    """The modules in the suites `gym:MODULE:ENV_ID` that the user named."""
-    return [module for name in _TRUSTED if (module := _module_of(name))]
+    """The modules in the suites `gym:MODULE:ENV_ID` that the user named, if this process has imported them."""
+    return [module for name in _TRUSTED if (module := _module_of(name)) in sys.modules]
 
 
 def untrusted_module(name: str) -> str | None:
@@ -155,7 +155,8 @@ def refuse_module(suite: str, module: str) -> NoReturn:
     """Raise the ConfigError of a suite `gym:...` that may not import a module; see `trust_suite`."""
     text = (
         f"task suite '{suite}' imports the module {module}, which no flag names: what a policy or data set records is "
-        f"not run; if you trust that module, give --custom_module {module}, or --task_suite_name {suite}"
+        f"not run; if you trust that module, give --custom_module {module}, or to a command that takes it "
+        f"--task_suite_name {suite}"
     )
     raise ConfigError.of("task_suite_name", "untrusted_module", text)
 

@@ -27,6 +27,8 @@ from cli import (
     view_data,
 )
 from rlvla.checkpoints.policy_folder import ENVIRONMENT_FILE
+from rlvla.commands import custom_modules
+from rlvla.commands.custom_modules import words_for_later_commands
 from rlvla.data.lerobot_writing import write_lerobot
 from rlvla.data.reading import read_demonstrations
 from rlvla.envs import registry
@@ -78,6 +80,7 @@ def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.setattr(registry, "_TRUSTED", {})
+    monkeypatch.setattr(custom_modules, "_with_suites", {})
     gymnasium.register("Stranger-v7", entry_point=f"{MODULE}:Stranger", max_episode_steps=5)
     _warn.cache_clear()
     _facts.cache_clear()
@@ -214,3 +217,6 @@ def test_workers_and_another_interpreter_import_the_module_of_a_flag(
     more = ["--use_proprio", "--output", str(tmp_path / "page.png")]
     check_env.main([SUITES["module"], "--env_python", sys.executable, *more])
     assert (tmp_path / "imported").exists() and MODULE not in sys.modules, "the other interpreter alone"
+    assert words_for_later_commands() == ""
+    check_env.main([SUITES["module"], *more])
+    assert words_for_later_commands() == f" --custom_module {MODULE}", "commands on what it records"
