@@ -32,9 +32,10 @@ from benchmarks.random_policies import POLICIES, SIZES, new_policy, random_rows
 from benchmarks.train_step import OPTIM
 from rlvla.experience import Experience
 from rlvla.memory.plan import FrozenMemory, MemoryPlan, engine_memory, frozen_memory
-from rlvla.memory.probe import LiveBytes, Probe, probe
+from rlvla.memory.probe import Probe, probe
 from rlvla.models.config import ActorConfig
 from rlvla.models.families import Checkpoint, check_checkpoint
+from rlvla.models.footprint import LiveBytes
 from rlvla.models.reference import ReferenceModel
 from rlvla.trainer.algorithm_config import AlgorithmConfig
 from rlvla.trainer.config import BatchConfig

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import gc
-import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rlvla.models.families import Sketch
+from rlvla.models.footprint import LiveBytes, NothingPadded, place
 
 ZERO3_SMALL = 100_000  # elements; ZeRO-3 keeps parameters up to this size gathered after their first use
 
@@ -63,14 +61,14 @@ def probe(
         forward_rows: decisions per pass without gradients.
         play_rows: observations per batch of decisions; 0 if the model does not act.
     """
-    live = _NothingPadded()
+    live = NothingPadded()
     with torch.device("meta"):
         sketch = build()
     model = sketch.module
     with ExitStack() as modes:
         for mode in (FakeTensorMode(), live):
             modes.enter_context(mode)
-        _place(model, torch.bfloat16 if bf16 else torch.float32)
+        place(model, torch.bfloat16 if bf16 else torch.float32)
         live.count(list(model.parameters()), list(model.buffers()))
         gc.collect()
         weights = live.now
@@ -90,20 +88,6 @@ def probe(
         return Probe(sum(n for n, _ in parameters), trainable, weights, *passes, small, decision - weights)
 
 
-def _place(model: nn.Module, dtype: torch.dtype) -> None:
-    """Replace meta tensors by fake tensors, which have a device but no memory."""
-    made: dict[int, torch.Tensor] = {}
-    for module in model.modules():
-        for table in (module._parameters, module._buffers):
-            for name, old in table.items():
-                if old is None:
-                    continue
-                if id(old) not in made:
-                    new: torch.Tensor = torch.empty(old.shape, dtype=dtype if old.is_floating_point() else old.dtype)
-                    made[id(old)] = nn.Parameter(new, old.requires_grad) if table is module._parameters else new
-                table[name] = made[id(old)]  # type: ignore[assignment]
-
-
 def _backward_peaks(
     live: LiveBytes, model: nn.Module, forward: Callable[[int], torch.Tensor], rows: int
 ) -> tuple[int, int, int]:
@@ -121,67 +105,3 @@ def _backward_peaks(
     live.reset_peak()
     forward(rows).backward()
     return peaks[1], peaks[0], live.peak - before
-
-
-class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of all storages that operations inside the block read or create, until they are freed.
-
-    Temporary memory of a kernel is not counted. Under torch's `FakeTensorMode`, where tensors have no memory, the count
-    is what they would need.
-
-    Attributes:
-        now: bytes alive.
-        peak: maximum of `now` since the last `reset_peak`.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self._counted: dict[int, weakref.ref] = {}
-
-    def reset_peak(self) -> None:
-        """Reset the peak to the bytes alive now."""
-        self.peak = self.now
-
-    def count(self, *values: Any) -> None:
-        """Count tensors (in any nested structure) that no operation has used yet."""
-        for value in values:
-            if isinstance(value, (tuple, list)):
-                self.count(*value)
-            elif isinstance(value, dict):
-                self.count(*value.values())
-            elif isinstance(value, torch.Tensor):
-                # The attribute of a fake tensor; its property `device` is another, slow operation.
-                device = value.fake_device if isinstance(value, FakeTensor) else value.device
-                if device.type != "meta":  # shapes only, no memory
-                    self._add(value.untyped_storage())
-        self.peak = max(self.peak, self.now)
-
-    def _add(self, storage: torch.UntypedStorage) -> None:
-        key, size = id(storage), storage.nbytes()
-        if key in self._counted or size == 0:
-            return
-
-        def freed(_: object) -> None:
-            del self._counted[key]
-            self.now -= size
-
-        self._counted[key] = weakref.ref(storage, freed)
-        self.now += size
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation and count its inputs and outputs."""
-        result = func(*args, **(kwargs or {}))
-        self.count(args, kwargs, result)
-        return result
-
-
-class _NothingPadded(LiveBytes):
-    """Also answers the only data-dependent branch of a forward pass: whether all prompts have the same length."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.prim.device.default:  # by far the most frequent operation, and slow in FakeTensorMode
-            return args[0].fake_device
-        if func is torch.ops.aten._local_scalar_dense.default:
-            return True
-        return super().__torch_dispatch__(func, types, args, kwargs)

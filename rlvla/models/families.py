@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from rlvla.models.flow.settings import ASKED_SCORES, FLOW_SETTINGS
+from rlvla.utils.budgets import memory_bytes, over_memory
 from rlvla.utils.cli.flags import is_set, no_effect
 from rlvla.utils.data_files import admit, read_json
 from rlvla.utils.errors import ConfigError, Problem
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 CONFIG_FILE = "config.json"
 ADAPTER_CONFIG_FILE = "adapter_config.json"
+_FLOAT32 = 4  # bytes
+_MARGIN = 32  # between the largest tensor of a decision and all of it
 # Command-line settings for public checkpoints (`PolicyConfig`); a family need not support them.
 SETTINGS = ("center_crop", "model_variant", "platform", "action_std", "action_std_init", *FLOW_SETTINGS)
 SETTINGS += ("camera_map", "critic_features")
@@ -73,6 +76,14 @@ class Checkpoint:
     spec: PolicySpec
     unnorm_key: str
     unread_options: ClassVar[tuple[str, ...]] = ("train_expert_only",)
+
+    @property
+    def largest_activation(self) -> int:
+        """Elements of the largest tensor of a decision for one observation, at least; 0: not known.
+
+        Where it comes near the memory of the machine, `sketch` is measured instead.
+        """
+        return 0
 
     def load_policy(self, config: ActorConfig | None = None, *, value_head: bool = False) -> Policy:
         """The policy with its weights, on the host.
@@ -268,7 +279,46 @@ def check_checkpoint(
 ) -> Checkpoint:
     """Check a folder of any family without reading its weights; arguments and errors as in `PolicyFamily.check`."""
     folder = Path(folder)
-    return family_of(folder).check(folder, unnorm_key=unnorm_key, suite=suite, overrides=overrides or {})
+    family = family_of(folder)
+    check_weight_files(folder)
+    checkpoint = family.check(folder, unnorm_key=unnorm_key, suite=suite, overrides=overrides or {})
+    check_memory(checkpoint)
+    return checkpoint
+
+
+def check_weight_files(folder: Path) -> None:
+    """ConfigError if the weights in a folder exceed the memory of the machine; of several formats one is read."""
+    for suffix in (".safetensors", ".bin", ".pt"):
+        problem = over_memory(sum(path.stat().st_size for path in folder.glob(f"*{suffix}")))
+        if problem:
+            text = f"{folder}: the weights in *{suffix} {problem}; use another copy, or a machine with more memory"
+            raise ConfigError.of(None, "too_large", text)
+
+
+def check_memory(checkpoint: Checkpoint) -> None:
+    """ConfigError if a decision of a policy takes more memory than the machine has, from its sizes alone.
+
+    Only sizes that come near it are measured, on fake tensors.
+    """
+    size = _FLOAT32 * checkpoint.largest_activation
+    if size * _MARGIN <= memory_bytes():
+        return
+    problem = over_memory(size)
+    if problem is None:
+        from rlvla.models.config import ActorConfig
+        from rlvla.models.footprint import decision_bytes
+
+        row = checkpoint.row_shape(["act"], checkpoint.spec.cameras or 1)
+        sketch = checkpoint.sketch(row, ActorConfig())
+        if sketch is not None:
+            try:
+                problem = over_memory(decision_bytes(sketch))
+            except RuntimeError:
+                problem = "takes more numbers than can be counted"
+    if problem:
+        text = f"{checkpoint.folder / CONFIG_FILE}: a decision for one observation {problem}"
+        text += "; its images, prompts or chunks are too large: use another copy, or a machine with more memory"
+        raise ConfigError.of(None, "too_large", text)
 
 
 def checkpoint_overrides(

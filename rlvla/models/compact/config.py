@@ -159,6 +159,13 @@ class CompactConfig:
             problems.append(f"a decision has {self.columns} numbers; {_MOST_COLUMNS} are the most")
         return problems
 
+    @property
+    def largest_activation(self) -> int:
+        """See `Checkpoint.largest_activation`: pixels, a map of a convolution, or the logits."""
+        maps = (channels * side**2 for channels, side in zip(self.channels, self.map_sides()))
+        bins = self.n_action_bins if self.action_head == "tokens" else self.column_width
+        return max(self.num_images_in_input * max(3 * self.image_size**2, *maps), self.columns * bins)
+
     def map_sides(self) -> list[int]:
         """Side of the maps after each convolution."""
         sides, side = [], self.image_size

@@ -57,6 +57,11 @@ class CompactCheckpoint(Checkpoint):
         self.spec = compact_spec(config)
         self._statistics = statistics
 
+    @property
+    def largest_activation(self) -> int:
+        """See `Checkpoint.largest_activation`."""
+        return self.config.largest_activation
+
     def load_policy(self, config: ActorConfig | None = None, *, value_head: bool = False) -> Policy:
         """See `Checkpoint.load_policy`."""
         policy = CompactPolicy(self.config, self._statistics, self.unnorm_key, value_head=value_head)

@@ -13,6 +13,7 @@ from rlvla.utils.errors import ConfigError
 
 MODEL_TYPE = "dsrl"
 LARGEST_NOISE = 10.0
+_MOST_PLACES = 16  # where the base may lie
 # Settings of the training run for the base, with which it is loaded again.
 BASE_SETTINGS: dict[str, Any] = {
     "cameras": list[str],
@@ -75,8 +76,8 @@ class DSRLConfig:
             raise ConfigError.of(None, "invalid_file", text)
         check_types(config.base_settings, BASE_SETTINGS, where)
         problems = config.actor.problems()
-        if not config.base or not all(config.base):
-            problems.append("base names no folder")
+        if not 1 <= len(config.base) <= _MOST_PLACES or not all(config.base):
+            problems.append(f"base has {len(config.base):,} entries; it must name 1 to {_MOST_PLACES} folders")
         if not 0 < config.noise_range <= LARGEST_NOISE:
             problems.append(f"noise_range {config.noise_range} must be above 0 and at most {LARGEST_NOISE:g}")
         if problems:

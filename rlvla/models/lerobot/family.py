@@ -117,6 +117,14 @@ class LeRobotCheckpoint(Checkpoint):
         if policy.std_head is not None:  # flow matching does not train it
             policy.std_head.requires_grad_(False)
 
+    @property
+    def largest_activation(self) -> int:
+        """See `Checkpoint.largest_activation`: pixels, the mask of the attention, or noise."""
+        cameras = len(self.files.config.features.cameras)
+        side = self.files.image_size or max(max(f.shape) for f in self.files.config.features.inputs.values())
+        tokens = self.files.row_tokens([""], cameras)[0]
+        return max(3 * cameras * side**2, tokens**2, self.files.config.chunk_size * self.files.config.max_action_dim)
+
     def row_tokens(self, instructions: Sequence[str], num_images: int) -> list[int]:
         """See `LeRobotFiles.row_tokens`."""
         return self.files.row_tokens(instructions, num_images)

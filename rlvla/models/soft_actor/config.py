@@ -12,7 +12,7 @@ from rlvla.utils.data_files import read_dataclass
 from rlvla.utils.errors import ConfigError
 
 MODEL_TYPE = "soft_actor"
-_MAX_SIZE = 65_536
+_MAX_SIZE, _MOST_LAYERS = 65_536, 64
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,12 @@ class SoftActorConfig:
         """The configuration of each camera's encoder."""
         return CompactConfig(self.image_size, 1, 0, 1, 1, text_width=max(4, self.text_width))
 
+    @property
+    def largest_activation(self) -> int:
+        """See `Checkpoint.largest_activation`."""
+        images = self.num_images_in_input * self.camera.largest_activation if self.num_images_in_input else 0
+        return max(images, self.parameters, *self.hidden_sizes)
+
     def to_json(self) -> dict[str, Any]:
         """The content of config.json."""
         return {"model_type": MODEL_TYPE, **asdict(self)}
@@ -103,7 +109,9 @@ class SoftActorConfig:
         for name, least in minima.items():
             if not least <= getattr(self, name) <= _MAX_SIZE:
                 problems.append(f"{name} {getattr(self, name)} is not in {least}..{_MAX_SIZE}")
-        if not all(1 <= size <= _MAX_SIZE for size in self.hidden_sizes):
+        if not 1 <= len(self.hidden_sizes) <= _MOST_LAYERS:
+            problems.append(f"hidden_sizes has {len(self.hidden_sizes):,} layers; it must have 1..{_MOST_LAYERS}")
+        elif not all(1 <= size <= _MAX_SIZE for size in self.hidden_sizes):
             problems.append(f"hidden_sizes {list(self.hidden_sizes)} must be 1..{_MAX_SIZE} each")
         if not 0 <= self.num_images_in_input <= 64:
             problems.append(f"num_images_in_input {self.num_images_in_input} is not in 0..64")
@@ -115,6 +123,8 @@ class SoftActorConfig:
             problems.append("goals are read with proprio, but proprio_dim is 0")
         if len(self.primitives) != len(self.primitive_sizes):
             problems.append(f"{len(self.primitives)} primitives, but {len(self.primitive_sizes)} primitive_sizes")
+        elif not all(0 <= size <= _MAX_SIZE for size in self.primitive_sizes):
+            problems.append(f"primitive_sizes must be 0..{_MAX_SIZE} each")
         elif self.primitives and not len(self.primitives) < self.action_dim == self.action_width:
             text = f"primitives of sizes {self.primitive_sizes} do not fit actions of {self.action_dim} numbers"
             problems.append(text)

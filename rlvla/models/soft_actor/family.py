@@ -33,6 +33,11 @@ class SoftActorCheckpoint(Checkpoint):
     def __init__(self, folder: Path, config: SoftActorConfig, *, new: bool = False, view: CriticView | None = None):
         self.folder, self.config, self.spec, self._new, self._view = folder, config, soft_actor_spec(config), new, view
 
+    @property
+    def largest_activation(self) -> int:
+        """See `Checkpoint.largest_activation`."""
+        return self.config.largest_activation
+
     def load_policy(  # type: ignore[override]  # its `forward` is that of `SACPolicy`
         self, config: ActorConfig | None = None, *, value_head: bool = False
     ) -> SoftActorPolicy:

@@ -181,6 +181,14 @@ class OpenVLAConfig(PretrainedConfig):
         return self.action_chunk_len * self.action_dim
 
     @property
+    def largest_activation(self) -> int:
+        """See `Checkpoint.largest_activation`: pixels, scores of the attention, or logits of the action tokens."""
+        cameras = self.num_images_in_input or 1
+        tokens = self.num_action_tokens + cameras * self.tower_configs()[0].num_patches
+        scores = self.text_config.num_attention_heads * tokens**2
+        return max(6 * cameras * self.image_size**2, scores, self.num_action_tokens * self.n_action_bins)
+
+    @property
     def is_autoregressive(self) -> bool:
         """Whether actions are decoded token by token."""
         return self.model_variant == "autoregressive"

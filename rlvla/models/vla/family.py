@@ -126,6 +126,11 @@ class OpenVLACheckpoint(Checkpoint):
         """See `Checkpoint.row_shape`."""
         return RowShape(num_images, self.inputs.prompt(list(instructions), torch.device("cpu"))[0].shape[1])
 
+    @property
+    def largest_activation(self) -> int:
+        """See `Checkpoint.largest_activation`."""
+        return self.config.largest_activation
+
     def row_tokens(self, instructions: Sequence[str], num_images: int) -> list[int]:
         """See `Policy.row_tokens`."""
         return row_tokens(self.inputs, instructions, num_images)

@@ -15,9 +15,10 @@ from cli.train_ppo_vla import main as train
 from cli.train_sft_vla import main as sft
 from rlvla.data.reading import read_demonstrations
 from rlvla.memory.plan import ZERO3_ELEMENTS, FrozenMemory, MemoryPlan, engine_memory, frozen_memory
-from rlvla.memory.probe import LiveBytes, Probe, probe
+from rlvla.memory.probe import Probe, probe
 from rlvla.models.actor import Actor, ActorConfig
 from rlvla.models.families import RowShape, check_checkpoint
+from rlvla.models.footprint import LiveBytes
 from rlvla.models.reference import ReferenceModel
 from rlvla.models.value_models import Critic, RewardModel
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
