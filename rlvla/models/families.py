@@ -291,8 +291,7 @@ def check_weight_files(folder: Path) -> None:
     for suffix in (".safetensors", ".bin", ".pt"):
         problem = over_memory(sum(path.stat().st_size for path in folder.glob(f"*{suffix}")))
         if problem:
-            text = f"{folder}: the weights in *{suffix} {problem}; use another copy, or a machine with more memory"
-            raise ConfigError.of(None, "too_large", text)
+            raise ConfigError.of(None, "too_large", f"{folder}: the weights in *{suffix} {problem}")
 
 
 def check_memory(checkpoint: Checkpoint) -> None:
@@ -314,10 +313,9 @@ def check_memory(checkpoint: Checkpoint) -> None:
             try:
                 problem = over_memory(decision_bytes(sketch))
             except RuntimeError:
-                problem = "takes more numbers than can be counted"
+                problem = "takes more numbers than can be counted; use another copy"
     if problem:
         text = f"{checkpoint.folder / CONFIG_FILE}: a decision for one observation {problem}"
-        text += "; its images, prompts or chunks are too large: use another copy, or a machine with more memory"
         raise ConfigError.of(None, "too_large", text)
 
 

@@ -12,7 +12,15 @@ from typing import Any
 import torch
 
 from rlvla.models.dataset_statistics import STATISTICS_FILE, value_problems
-from rlvla.models.families import check_checkpoint, checkpoint_overrides, policy_families, start_warnings, type_of
+from rlvla.models.families import (
+    check_checkpoint,
+    check_memory,
+    check_weight_files,
+    checkpoint_overrides,
+    policy_families,
+    start_warnings,
+    type_of,
+)
 from rlvla.models.stored_tensors import check_finite
 from rlvla.models.vla.checkpoint import (
     check_tensors,
@@ -22,8 +30,9 @@ from rlvla.models.vla.checkpoint import (
     read_statistics,
     shapes_of,
 )
-from rlvla.models.vla.checkpoint_files import FolderTensors, action_heads, adapter_folder, find_tensors, lineage
+from rlvla.models.vla.checkpoint_files import FolderTensors, adapter_folder, find_tensors, lineage
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
+from rlvla.models.vla.family import OpenVLACheckpoint, head_warnings
 from rlvla.models.vla.inputs import load_tokenizer
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
 from rlvla.utils.errors import ConfigError
@@ -76,6 +85,7 @@ def describe(path: str | Path, **overrides: Any) -> Description:
     try:
         if type_of(folder) in set(policy_families()) - {OpenVLAConfig.model_type}:
             return _of_another_family(described, overrides)
+        check_weight_files(folder)
         raw, tensors = read_config(folder), find_tensors(folder)
         config, reason = complete_config(folder, raw, tensors, overrides)
         complete_tensors(folder, config, tensors, overrides)
@@ -100,6 +110,8 @@ def describe(path: str | Path, **overrides: Any) -> Description:
         if not statistics:
             described.problems.append("there are no action statistics; copy the checkpoint's dataset_statistics.json")
         described.problems += [f"{folder / STATISTICS_FILE}: {text}" for text in value_problems(statistics)]
+        if not described.problems:
+            check_memory(OpenVLACheckpoint(folder, config, next(iter(statistics)), overrides))
     except ConfigError as error:
         described.problems += map(str, error.problems)
     if not config.has_regression_head:
@@ -124,16 +136,6 @@ def _of_another_family(described: Description, overrides: Mapping[str, Any]) -> 
     }
     described.warnings += start_warnings(folder, checkpoint)
     return described
-
-
-def head_warnings(folder: Path) -> list[str]:
-    """Warning of a regression head next to the weights: the policy was not trained to emit action tokens."""
-    return [
-        f"{folder} holds {path.name}: its actions come from that regression head, and its action tokens mean "
-        "nothing (about 0 % success). Train that head (--model_variant oft_regression), or fine-tune on tokens first "
-        "(cli/train_sft_vla.py)"
-        for path in action_heads(folder)[:1]
-    ]
 
 
 def _facts(folder: Path, config: OpenVLAConfig, reason: str, tensors: FolderTensors) -> dict[str, Any]:

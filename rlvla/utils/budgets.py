@@ -28,7 +28,12 @@ def gib(size: float) -> str:
 def over_memory(size: int) -> str | None:
     """Predicate of something that takes `size` bytes, if this machine has less memory; otherwise None."""
     memory = memory_bytes()
-    return f"would take {gib(size)}, and this machine has {gib(memory)} of memory" if size > memory else None
+    if size <= memory:
+        return None
+    return (
+        f"would take {gib(size)}, and this machine has {gib(memory)} of memory; use a smaller one, or a machine with "
+        "more memory"
+    )
 
 
 def expansion_limit(stored: int) -> int:
@@ -42,5 +47,5 @@ def over_expansion(size: int, stored: int) -> str | None:
         return None
     return (
         f"would take {gib(size)} of memory, more than {_MOST_EXPANSION:,} times the {stored:,} bytes stored; it was "
-        "declared without being written, or is a decompression bomb"
+        "declared without being written, or is a decompression bomb; use another copy"
     )

@@ -24,8 +24,8 @@ class Problem:
         reason: the kind of mistake, e.g. "out_of_range", "not_divisible", "no_effect" (nothing reads the flag),
             "needs_flag" (another one is missing), "contradiction" (of two flags), "mismatch" (with a checkpoint, a
             suite, a dataset), "changed" (since the run being resumed was started), "missing_file", "invalid_file",
-            "folder_in_use", "not_writable", "unknown_name", "duplicate", "too_few", "unavailable" (on this machine);
-            "" if none is given.
+            "folder_in_use", "not_writable", "unknown_name", "duplicate", "too_few", "too_large" (for the memory),
+            "unavailable" (on this machine); "" if none is given.
         text: a sentence that names the value and the remedy; also `str()` of the problem. Words of more than 500
             characters, such as names in a file, are shortened.
     """

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlvla.models.lerobot.config import LeRobotConfig, features_json
+from rlvla.models.lerobot.config import LARGEST, LeRobotConfig, features_json
 from rlvla.models.lerobot.folder import (
     CONFIG_FILE,
     WEIGHTS_FILE,
@@ -246,7 +246,7 @@ def read_tokenizer(
     defaults = {TOKENIZER_NAME: config.tokenizer_name, "max_length": config.tokenizer_max_length, "padding": padding}
     settings: dict[str, Any] = {**defaults, **processors.text}
     name, length, padding = settings[TOKENIZER_NAME], settings["max_length"], settings["padding"]
-    if not isinstance(name, str) or not fits(length, int) or length < 1 or padding not in PADDINGS:
+    if not isinstance(name, str) or not fits(length, int) or not 1 <= length <= LARGEST or padding not in PADDINGS:
         where = f"{path}: tokenizer_processor"
         raise ConfigError.of(None, "invalid_file", f"{where} has a name, length or padding that cannot be used")
     return PromptTokenizer(find(name), max_length=length, padding=padding, prompt=prompt)

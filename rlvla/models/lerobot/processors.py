@@ -38,6 +38,7 @@ PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.
 NORMALIZER, UNNORMALIZER, TOKENIZER = "normalizer_processor", "unnormalizer_processor", "tokenizer_processor"
 TOKENIZER_NAME = "tokenizer_name"
 # Steps that leave the numbers alone.
+_MOST_STEPS = 64  # of a pipeline
 _NEUTRAL = {"rename_observations_processor", "to_batch_processor", "device_processor"}
 # Prefixes of the statistics in folders written before LeRobot 0.4.
 OLD_PREFIXES = ("normalize_inputs.buffer_", "normalize_targets.buffer_", "unnormalize_outputs.buffer_")
@@ -262,6 +263,9 @@ def _read_steps(path: Path, supported: set[str]) -> list[Step]:
     raw = read_json(path).get("steps")
     if not isinstance(raw, list):
         raise ConfigError.of(None, "invalid_file", f"{path} has no list of steps; use a copy as LeRobot wrote it")
+    if len(raw) > _MOST_STEPS:
+        text = f"{path} has {len(raw):,} steps; at most {_MOST_STEPS} are read"
+        raise ConfigError.of(None, "invalid_file", text)
     steps, problems = [], []
     for number, entry in enumerate(raw):
         where = f"{path}: step {number}"

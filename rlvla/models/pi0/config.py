@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rlvla.models.lerobot.config import LARGEST, MEAN_STD_MODES, LeRobotConfig, size_problems
+from rlvla.models.flow.settings import MAX_STEPS
+from rlvla.models.lerobot.config import MEAN_STD_MODES, LeRobotConfig, size_problems
 from rlvla.utils.data_files import read_json
 from rlvla.utils.errors import ConfigError, Problem
 
@@ -150,7 +151,7 @@ class Pi0Config(LeRobotConfig):
     """
 
     steps_name: ClassVar[str] = "num_inference_steps"
-    ranges: ClassVar = {"num_inference_steps": (1, LARGEST)}
+    ranges: ClassVar = {"num_inference_steps": (1, MAX_STEPS)}
 
     type: str
     paligemma_variant: str = "gemma_2b"

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rlvla.models.lerobot.config import LARGEST, LeRobotConfig
+from rlvla.models.flow.settings import MAX_STEPS
+from rlvla.models.lerobot.config import LeRobotConfig
 from rlvla.utils.errors import ConfigError
 
 MODEL_TYPE = "smolvla"
@@ -34,7 +35,7 @@ class SmolVLAConfig(LeRobotConfig):
     """
 
     steps_name: ClassVar[str] = "num_steps"
-    ranges: ClassVar = {"num_steps": (1, LARGEST), "expert_width_multiplier": (1e-6, 1e3)}
+    ranges: ClassVar = {"num_steps": (1, MAX_STEPS), "expert_width_multiplier": (1e-6, 1e3)}
 
     vlm_model_name: str = ""
     resize_imgs_with_padding: tuple[int, ...] | None = (512, 512)

@@ -24,11 +24,11 @@ from rlvla.models.families import (
     type_of,
 )
 from rlvla.models.flow.settings import FLOW_SETTINGS
-from rlvla.models.inspection import head_warnings
 from rlvla.models.lora import lora_layers
 from rlvla.models.policy import Policy
 from rlvla.models.value_models import Critic, RewardModel
 from rlvla.models.vla.checkpoint import check_weights, read_config, read_statistics
+from rlvla.models.vla.checkpoint_files import action_heads
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
 from rlvla.models.vla.decoder import require_flash_attention
 from rlvla.models.vla.inputs import VLAInputs, load_tokenizer, row_tokens
@@ -41,6 +41,16 @@ from rlvla.utils.errors import ConfigError, Problem, collected
 UNIFORM_SHARE = 0.99
 # Settings of other families.
 _UNSUPPORTED = (*FLOW_SETTINGS, "camera_map", "critic_features")
+
+
+def head_warnings(folder: Path) -> list[str]:
+    """Warning of a regression head next to the weights: the policy was not trained to emit action tokens."""
+    return [
+        f"{folder} holds {path.name}: its actions come from that regression head, and its action tokens mean "
+        "nothing (about 0 % success). Train that head (--model_variant oft_regression), or fine-tune on tokens first "
+        "(cli/train_sft_vla.py)"
+        for path in action_heads(folder)[:1]
+    ]
 
 
 class OpenVLACheckpoint(Checkpoint):
