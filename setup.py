@@ -163,7 +163,7 @@ setup(
     package_data={
         "rlvla": ["py.typed"],
         "rlvla.rewards.vlm": ["prompts/*.txt"],
-        "rlvla.commands": ["templates/*.jinja"],
+        "rlvla.commands": ["templates/*.jinja", "gpu_rates.json"],
         "rlvla.evaluation": ["templates/*.jinja"],
     },
     install_requires=[

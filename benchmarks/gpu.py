@@ -38,6 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import full_size
+from benchmarks.gpu_report import markdown, rates_of
 from benchmarks.random_policies import random_rows
 from rlvla.experience import Experience
 from rlvla.models.actor import Actor
@@ -73,6 +74,8 @@ class Policy:
 
     Attributes:
         title: for tables.
+        family: `model_type` or `type` of its config.json.
+        trained: "lora", "expert" or "all".
         build: writes its folder.
         settings: overrides of its config.json.
         actor: trained layers and memory options.
@@ -82,6 +85,8 @@ class Policy:
     """
 
     title: str
+    family: str
+    trained: str
     build: Callable[..., Path]
     settings: dict[str, Any]
     actor: dict[str, Any]
@@ -91,21 +96,34 @@ class Policy:
 
 
 POLICIES = {
-    "openvla": Policy("OpenVLA-OFT 7B, LoRA 32, 1 image", full_size.openvla, OFT, ADAPTERS),
+    "openvla": Policy("OpenVLA-OFT 7B, LoRA 32, 1 image", "openvla", "lora", full_size.openvla, OFT, ADAPTERS),
     "openvla_two_images": Policy(
         "OpenVLA-OFT 7B, LoRA 32, 2 images, proprio",
+        "openvla",
+        "lora",
         partial(full_size.openvla, images=2, proprio=True),
         OFT,
         ADAPTERS,
         acting=(1, 32),
         micro=(4, 32),
     ),
-    "smolvla_expert": Policy("SmolVLA, expert", full_size.smolvla, LEROBOT, {"train_expert_only": True}),
-    "smolvla": Policy("SmolVLA, all weights", full_size.smolvla, LEROBOT, {"train_expert_only": False}, acting=()),
-    "pi0_lora": Policy(
-        "pi0, LoRA 16 on the expert", full_size.pi0, LEROBOT, {"lora_rank": 16, "lora_targets": ("expert",)}
+    "smolvla_expert": Policy(
+        "SmolVLA, expert", "smolvla", "expert", full_size.smolvla, LEROBOT, {"train_expert_only": True}
     ),
-    "pi0_expert": Policy("pi0, expert", full_size.pi0, LEROBOT, {"train_expert_only": True}, acting=()),
+    "smolvla": Policy(
+        "SmolVLA, all weights", "smolvla", "all", full_size.smolvla, LEROBOT, {"train_expert_only": False}, acting=()
+    ),
+    "pi0_lora": Policy(
+        "pi0, LoRA 16 on the expert",
+        "pi0",
+        "lora",
+        full_size.pi0,
+        LEROBOT,
+        {"lora_rank": 16, "lora_targets": ("expert",)},
+    ),
+    "pi0_expert": Policy(
+        "pi0, expert", "pi0", "expert", full_size.pi0, LEROBOT, {"train_expert_only": True}, acting=()
+    ),
 }
 
 
@@ -190,6 +208,7 @@ def ceilings(machine: Machine, results: dict[str, Any]) -> None:
 # ----------------------------------------------------------------------------------------------------------- policies
 def measure_policy(policy: Policy, machine: Machine, results: dict[str, Any]) -> None:
     """Acting, scoring and updating of a policy."""
+    results["policy"] = {"title": policy.title, "family": policy.family, "trained": policy.trained}
     begin = machine.now()
     actor = load(policy, ActorConfig(**policy.actor), machine)
     results["load_s"] = machine.now() - begin
@@ -605,6 +624,11 @@ def write(path: Path, content: dict[str, Any]) -> None:
     path.with_suffix(".new").replace(path)
 
 
+def results_in(folder: Path) -> dict[str, dict[str, Any]]:
+    """The results of a folder by part."""
+    return {name: json.loads(path.read_text()) for name in PARTS if (path := folder / f"{name}.json").exists()}
+
+
 def run_all(names: list[str], output: Path, minutes: float | None, *, rehearse: bool) -> bool:
     """Run parts that have no result yet, each in a process; returns whether all have one."""
     end = time.monotonic() + 60 * minutes if minutes is not None else None
@@ -643,11 +667,17 @@ def main() -> None:
     if flags.part:
         run_part(flags.part, output, rehearse=flags.rehearse)
         return
-    if not flags.table:
-        if not flags.rehearse and not torch.cuda.is_available() and any(PARTS[name].needs_gpu for name in flags.parts):
-            parser.error("there is no CUDA GPU here; --rehearse runs on the CPU, and --parts plans needs none")
-        if not run_all(flags.parts, output, flags.minutes, rehearse=flags.rehearse):
-            sys.exit(1)
+    if flags.table:
+        print(markdown(results_in(output), PARTS), end="")
+        return
+    if not flags.rehearse and not torch.cuda.is_available() and any(PARTS[name].needs_gpu for name in flags.parts):
+        parser.error("there is no CUDA GPU here; --rehearse runs on the CPU, and --parts plans needs none")
+    complete = run_all(flags.parts, output, flags.minutes, rehearse=flags.rehearse)
+    write(output / "rates.json", rates_of(results_in(output)))
+    print(f"next: python benchmarks/gpu.py --output {flags.output} --table")
+    print(f"or: python cli/train_ppo_vla.py --dry_run --hours --measured {flags.output}/rates.json ...")
+    if not complete:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

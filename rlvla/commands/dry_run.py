@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from rlvla.commands.hours import hours_report
 from rlvla.commands.setup import CheckedRun
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_demonstrations
@@ -34,6 +35,8 @@ def ppo_report(flags: PPORun, setting: CheckedRun) -> str:
     """The tables of `cli/train_ppo_vla.py --dry_run`."""
     arithmetic, plan = ppo_arithmetic(flags, setting), ppo_memory(flags, setting)
     parts = [table(("amounts", ""), arithmetic), memory_table(plan) if plan else NO_MEMORY]
+    if flags.run.hours:
+        parts.append(hours_report(flags, setting, plan))
     name = flags.backend.rollout_backend
     backend = ROLLOUT_BACKENDS.get(name)
     if not backend.in_process:

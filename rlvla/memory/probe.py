@@ -12,7 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rlvla.models.families import Sketch
-from rlvla.models.footprint import LiveBytes, NothingPadded, place
+from rlvla.models.footprint import FakeBytes, LiveBytes, place
 
 ZERO3_SMALL = 100_000  # elements; ZeRO-3 keeps parameters up to this size gathered after their first use
 
@@ -61,7 +61,7 @@ def probe(
         forward_rows: decisions per pass without gradients.
         play_rows: observations per batch of decisions; 0 if the model does not act.
     """
-    live = NothingPadded()
+    live = FakeBytes()
     with torch.device("meta"):
         sketch = build()
     model = sketch.module

@@ -104,6 +104,18 @@ class BasicRunConfig:
 class RunConfig(BasicRunConfig):
     """Folders, workers, seed, and initial weights of the critic."""
 
+    hours: bool = arg(
+        False,
+        "with --dry_run: hours of the run on a GPU, from measured decisions per second",
+        read_if=switched_on("dry_run"),
+    )
+    measured: str | None = arg(
+        None,
+        "rates of your own GPU for --hours: rates.json, written by benchmarks/gpu.py (default: those that come with "
+        "rlvla)",
+        metavar="FILE",
+        read_if=switched_on("hours"),
+    )
     critic_pretrain: str | None = arg(
         None,
         "checkpoint folder that the critic starts from, or that of a run (default: --pretrain)",

@@ -38,7 +38,10 @@ from rlvla.utils.seeding import derive_rng
 
 TRAJECTORY_MODE = "traj-mean-token-mean"
 # Largest |ratio - 1| allowed at the first update of an iteration, where old and new policy are the same network.
-RATIO_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+RATIO_TOLERANCE = 1e-3
+# Mean |ratio - 1| allowed there in bfloat16, whose rounding depends on the batch size: those of pi0 are off by 0.01
+# (median) and up to 0.4 (docs/gpu.md).
+MEAN_RATIO_TOLERANCE = 0.1
 
 
 class RatioError(TrainingHalted):
@@ -305,17 +308,19 @@ class Updater:
         metrics.mean({name: loss.detach() * count}, 1.0 / count)
 
     def _check_ratio(self, new: Tensor, old: Tensor, mask: Tensor, dtype: torch.dtype) -> None:
-        local = float((new.detach() - old)[mask].exp().sub(1).abs().max()) if bool(mask.any()) else 0.0
+        in_bf16 = dtype == torch.bfloat16
+        tolerance = MEAN_RATIO_TOLERANCE if in_bf16 else RATIO_TOLERANCE
+        distances = (new.detach() - old)[mask].exp().sub(1).abs()
+        local = float(distances.mean() if in_bf16 else distances.max()) if len(distances) else 0.0
         # The maximum over ranks, so that all of them stop together; NaN might get lost in it.
         local = math.inf if math.isnan(local) else local
         deviation = self._strategy.all_reduce({"deviation": local}, "max")["deviation"]
-        tolerance = RATIO_TOLERANCE.get(dtype, 1e-3)
         if deviation > tolerance:
             raise RatioError(
-                "at the first update of an iteration the probability ratio must be 1, but it is off by "
-                f"{deviation:.2g} (tolerance {tolerance:g} for {dtype}). The forward pass of the update differs from "
-                "the one that gave the old log-probs: look for dropout, a different temperature or preprocessing, or "
-                "lower precision."
+                f"at the first update of an iteration the probability ratio must be 1, but it is off by {deviation:.2g}"
+                f"{' on average' if in_bf16 else ''} (tolerance {tolerance:g} for {dtype}). The forward pass of the "
+                "update differs from the one that gave the old log-probs: look for dropout, a different temperature or "
+                "preprocessing, or lower precision."
             )
 
     def _on_columns(self, rows: Experience, log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

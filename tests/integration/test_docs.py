@@ -47,6 +47,7 @@ OTHER_FLAGS = LAUNCHER_FLAGS | {
     "--show",
     "--skip_alone",
     "--out",
+    *("--minutes", "--rehearse", "--table"),
     *("--head", "--port", "--address", "--disable-usage-stats", "--include-dashboard", "--num-cpus", "--generate"),
     "--object-store-memory",
 }

@@ -70,10 +70,10 @@ class OpenVLASketch:
 
         vla.act_step_by_step(*inputs, choose)
 
-    def _observations(self, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Prompt ids, attention mask, pixel values and proprio, all placeholders."""
+    def _observations(self, rows: int) -> tuple[Tensor, None, Tensor, Tensor | None]:
+        """Prompt ids, no attention mask, pixel values and proprio, all placeholders."""
         config, dtype = self._config, next(self.module.parameters()).dtype
         ids = torch.zeros(rows, self._row.prompt_tokens, dtype=torch.long)
         pixels = torch.zeros(rows, 6 * self._row.num_images, config.image_size, config.image_size).to(dtype)
         proprio = torch.zeros(rows, config.proprio_width).to(dtype) if config.use_proprio else None
-        return ids, torch.ones_like(ids), pixels, proprio
+        return ids, None, pixels, proprio

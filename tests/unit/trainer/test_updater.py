@@ -127,6 +127,20 @@ def test_a_ratio_that_is_not_one_stops_the_run(strategy, actor) -> None:
         step(strategy, actor, shifted, micro=7)
 
 
+@pytest.mark.parametrize(("share", "stops"), [(1.0, True), (0.1, False)])
+def test_in_bfloat16_the_mean_of_the_ratios_counts(strategy, actor, share: float, stops: bool) -> None:
+    """A single ratio is off by rounding; a wrong temperature moves all of them."""
+    rows = batch(actor)
+    updater = Updater(strategy, BatchConfig(), AlgorithmConfig(), actor)
+    off = 0.3 * (torch.rand(rows.old_log_probs.shape, generator=torch.Generator().manual_seed(0)) <= share)
+    check = (rows.old_log_probs + off, rows.old_log_probs, rows.policy_mask, torch.bfloat16)
+    if stops:
+        with pytest.raises(RatioError, match="on average .tolerance 0.1 for torch.bfloat16"):
+            updater._check_ratio(*check)
+    else:
+        updater._check_ratio(*check)
+
+
 def ratios_on_a_rank(rank: int, policy: str) -> list[str]:
     """What each rank is told where the old log-probs of rank 1 alone, of rank 0 alone, and of none are wrong."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}

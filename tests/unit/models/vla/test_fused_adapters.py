@@ -30,7 +30,7 @@ def test_outputs_and_gradients_are_those_of_peft(policy_folder: Path) -> None:
         output = compute(rows)
         results.append((output, *torch.autograd.grad(output.square().sum(), [rows, *weights])))
     for ours, theirs in zip(*results):
-        torch.testing.assert_close(ours, theirs)
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("case", ["dtype", "dropout", "sharded"])

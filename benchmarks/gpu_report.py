@@ -1,0 +1,135 @@
+"""Results of `benchmarks/gpu.py` as Markdown tables, and as rates for `--dry_run --hours`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rlvla.commands.hours import PHASES
+
+Results = dict[str, dict[str, Any]]  # part -> its JSON
+
+
+def rates_of(results: Results) -> dict[str, Any]:
+    """Decisions per second, for `--dry_run --hours --measured FILE`."""
+    entries = []
+    for result in results.values():
+        figures = result["figures"]
+        if not figures.get("acting"):
+            continue
+        rates = {"device": result["device"], **figures["policy"]}
+        rates |= {"parameters": figures["parameters"], "tokens": figures["tokens_per_decision"]}
+        for phase in PHASES:
+            of_phase = [row for row in figures.get(phase, []) if "per_s" in row]
+            rates[phase] = {str(row.get("batch", row.get("micro"))): round(row["per_s"], 2) for row in of_phase}
+        entries.append(rates)
+    return {"policies": entries}
+
+
+def markdown(results: Results, parts: Iterable[str]) -> str:
+    """The tables of docs/gpu.md; `parts` are the names of all parts."""
+    blocks = [ceilings_table(results), acting_table(results), update_table(results), agreement_table(results)]
+    blocks.append(kernels_table(results))
+    absent = [f"`{name}`" for name in parts if name not in results]
+    blocks.append(f"Not yet measured: {', '.join(absent) or 'nothing'}.")
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def markdown_table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A table, or nothing without rows."""
+    lines = [heads, tuple("---" for _ in heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) if rows else ""
+
+
+def measured_policies(results: Results) -> list[tuple[str, dict[str, Any]]]:
+    """Title and figures of the policies that were measured."""
+    measured = (result["figures"] for result in results.values() if "policy" in result["figures"])
+    return [(figures["policy"]["title"], figures) for figures in measured]
+
+
+def ceilings_table(results: Results) -> str:
+    """The device and its measured rates."""
+    if "device" not in results:
+        return ""
+    result, figures = results["device"], results["device"]["figures"]
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    rows = [
+        ("device", f"{result['device']}, {result.get('memory_gib', 0):.0f} GiB, driver {result.get('driver', '-')}"),
+        ("versions", versions),
+        ("matrix product, bfloat16", f"{figures['matmul_bf16_tflops']:.0f} TFLOP/s"),
+        ("matrix product, float32", f"{figures['matmul_float32_tflops']:.0f} TFLOP/s"),
+        ("copy on the device, read and written", f"{figures['device_copy_gb_per_s']:.0f} GB/s"),
+        ("copy from pinned host memory", f"{figures['host_copy_gb_per_s']:.0f} GB/s"),
+        (
+            "error of a convolution with TF32, without",
+            "{convolution_error_tf32:.0e}, {convolution_error:.0e}".format(**figures),
+        ),
+    ]
+    return markdown_table(("", ""), rows)
+
+
+def acting_table(results: Results) -> str:
+    """Decisions per second of rollouts and of scoring."""
+    rows = []
+    for title, figures in measured_policies(results):
+        graphs = {row["batch"]: row for row in figures.get("acting_with_graphs", [])}
+        for row, scored in zip(figures.get("acting", []), figures.get("scoring", [])):
+            replayed = graphs.get(row["batch"])
+            rows.append(
+                (
+                    title,
+                    str(row["batch"]),
+                    f"{row['per_s']:.0f}",
+                    f"{replayed['per_s']:.0f}" if replayed else "not yet",
+                    f"{100 * max(row['of_bound'], replayed['of_bound'] if replayed else 0):.0f} %",
+                    f"{scored['per_s']:.0f}",
+                )
+            )
+    return markdown_table(("policy", "batch", "acting/s", "with `--cuda_graphs`", "of the bound", "scoring/s"), rows)
+
+
+def update_table(results: Results) -> str:
+    """Decisions per second of optimizer steps, and memory."""
+    rows = []
+    for title, figures in measured_policies(results):
+        for row in figures.get("update", []):
+            if "error" in row:
+                rows.append((title, str(row["micro"]), row["error"], "", "", ""))
+                continue
+            shares = f"{100 * row['of_peak']:.0f} %", f"{100 * row['mfu']:.0f} %"
+            memory = f"{row['allocated_gib']:.1f} ({row['reserved_gib']:.1f})"
+            rows.append((title, str(row["micro"]), f"{row['per_s']:.0f}", *shares, memory))
+    heads = ("policy", "micro-batch", "trained/s", "of peak", "MFU", "GiB allocated (reserved)")
+    return markdown_table(heads, rows)
+
+
+def agreement_table(results: Results) -> str:
+    """Ratio of scored to sampled probabilities at unchanged weights."""
+    rows = []
+    for title, figures in measured_policies(results):
+        for name, ratio in figures.get("agreement", {}).items():
+            if name.startswith("ratio"):
+                quantiles = (f"{ratio[q]:.1e}" for q in ("median", "p90", "p99", "max"))
+                rows.append((title, name.rpartition("_")[2], *quantiles))
+    return markdown_table(("policy", "scored in batches of", "median", "90 %", "99 %", "largest"), rows)
+
+
+def kernels_table(results: Results) -> str:
+    """Where the time of the GPU goes."""
+    profiles = [
+        (title, f"{phase}, {batch}", recorded)
+        for title, figures in measured_policies(results)
+        for phase in ("acting", "update")
+        for batch, recorded in figures.get(f"{phase}_profile", {}).items()
+    ]
+    kinds = sorted(
+        {kind for _, _, recorded in profiles for kind in recorded["by_kind"]},
+        key=lambda kind: -sum(recorded["by_kind"].get(kind, 0.0) for _, _, recorded in profiles),
+    )
+    rows = []
+    for title, what, recorded in profiles:
+        busy = recorded["kernel_seconds"]
+        shares = (f"{100 * recorded['by_kind'].get(kind, 0) / busy:.0f} %" for kind in kinds)
+        idle = f"{100 * max(0.0, 1 - busy / recorded['seconds']):.0f} %"
+        rows.append((title, what, f"{1e3 * busy:.0f}", *shares, idle, f"{recorded['kernel_launches']:,}"))
+    return markdown_table(("policy", "phase, batch", "ms of kernels", *kinds, "idle", "launches"), rows)
