@@ -53,7 +53,8 @@ class RolloutConfig:
     )
     cuda_graphs: bool = arg(
         False,
-        "record the kernels of decisions once per batch size and launch them together: faster on a GPU at small batches",
+        "record the kernels of decisions once per batch size and launch them together: faster on a GPU in small "
+        "batches",
     )
     max_env_retries: int = arg(
         2, "retries of an episode from its initial state after its environment failed", minimum=0, maximum=100
