@@ -246,7 +246,7 @@ def test_examples_in_python_run(name: str, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("tested", ["examples/plugins/filtered_bc.py", "tests/support/bf16_rollouts.py"])
+@pytest.mark.parametrize("tested", ["examples/plugins/filtered_bc.py", "examples/plugins/bf16_rollouts.py"])
 def test_the_examples_are_those_that_are_tested(tested: str) -> None:
     name = Path(tested).name
     examples = blocks((ROOT / "docs" / "extending.md").read_text(encoding="utf-8"), "python")

@@ -15,7 +15,7 @@ from rlvla.utils.errors import ConfigError
 from rlvla.utils.files import read_metrics
 from tests.support.flow_folders import QUICK, write_flow
 
-MODULE = ["--custom_module", str(Path(__file__).parents[1] / "support" / "bf16_rollouts.py")]
+MODULE = ["--custom_module", str(Path(__file__).parents[2] / "examples/plugins/bf16_rollouts.py")]
 RUN = [
     *("--rollout_batch_size", "4", "--train_batch_size", "4", "--num_episodes", "8", "--eval_episodes", "2"),
     *("--max_steps", "8", "--num_envs", "1", "--no-check_start", "--no-val_before_train", "--no-use_tensorboard"),
