@@ -5,9 +5,11 @@ from __future__ import annotations
 import shlex
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -103,13 +105,35 @@ def test_an_older_vllm_is_refused(tmp_path: Path, package: str, version: str, re
 
 
 class NoEngine:
-    """Takes weights and answers nothing."""
+    """Takes weights and decodes zeros."""
+
+    is_closed = False
 
     def __init__(self) -> None:
-        self.weights = Slab(create_slab_file())
+        self.weights, self.prompts = Slab(create_slab_file()), Slab(create_slab_file())
 
-    def ask(self, **_: Any) -> dict[str, Any]:
-        return {}
+    def ask(self, *, do: str, **request: Any) -> dict[str, Any]:
+        zeros = [[0] * len(row) for row in request.get("uniforms", ())]
+        return {"tokens": zeros, "log_probs": zeros} if do == "decode" else {}
+
+    def close(self) -> None:
+        self.weights.close()
+        self.prompts.close()
+
+
+def test_the_first_weights_are_those_of_version_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = NoEngine()
+    monkeypatch.setattr(VLLMBackend, "_start", lambda *_: engine)
+    policy: Any = Actor.from_pretrained(write_autoregressive(tmp_path / "policy"), ActorConfig())
+    vllm, spec = VLLMBackend(policy, BackendSetup()), policy.spec
+    images = np.zeros((1, spec.cameras, spec.image_size, spec.image_size, 3), np.uint8)
+    state = np.zeros((1, spec.proprio_dim), np.float32) if spec.proprio_dim else None
+    play = partial(vllm.act, images, state, ["reach"], noise=np.zeros((1, spec.columns)), temperature=1.0)
+    with pytest.raises(RuntimeError, match="no weights yet"):
+        play()
+    vllm.load(policy, 0)
+    assert play().version == 0
+    engine.close()
 
 
 def test_frozen_weights_are_copied_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +160,7 @@ def test_frozen_weights_are_copied_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert all(torch.equal(held[name], ours[name]) for name in held)
     renewed = {name for name, tensor in held.items() if tensor.data_ptr() != places[name]}
     assert renewed == {name for name in held if ours[name].requires_grad} and 0 < len(renewed) < len(held)
-    engine.weights.close()
+    engine.close()
 
 
 def test_it_is_registered() -> None:

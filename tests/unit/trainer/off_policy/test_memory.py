@@ -102,18 +102,27 @@ def test_every_step_of_a_demonstration_begins_one_decision(tmp_path: Path) -> No
     rng = np.random.default_rng(0)
     actions = [rng.uniform(-0.9, 0.9, (steps, 2)).astype("f4") for steps in (7, 2)]
     proprio = [rng.normal(size=(len(a), 3)).astype("f4") for a in actions]
-    demos = Demonstrations(
-        {}, {}, [np.zeros((len(a), 1, 8, 8, 3), "u1") for a in actions], proprio, actions, ["a", "b"], [True, False], []
+    images = [rng.integers(0, 256, (len(a), 1, 16, 16, 3), dtype=np.uint8) for a in actions]
+    demos = Demonstrations({}, {}, images, proprio, actions, ["a", "b"], [True, False], [])
+    config = SoftActorConfig(
+        action_dim=2,
+        action_chunk_len=3,
+        num_images_in_input=1,
+        image_size=16,
+        proprio_dim=3,
+        hidden_sizes=(8,),
+        text_width=8,
     )
-    config = SoftActorConfig(action_dim=2, action_chunk_len=3, proprio_dim=3, hidden_sizes=(8,), text_width=8)
     memory = Memory(SoftActorPolicy(config), ReplayConfig(replay_capacity=60), tmp_path / "buffer")
     memory.append_demonstrations(demos, [0, 1], 2.0)
     rows = np.flatnonzero(memory.buffer.drawable)
-    found = memory.buffer.gather(rows, ["action", "proprio", "rewards", "steps", "terminated", "truncated", "sentence"])
+    names = ["action", "proprio", "images", "rewards", "steps", "terminated", "truncated", "sentence"]
+    found = memory.buffer.gather(rows, names)
     assert len(rows) == 9, "7 and 2 steps"
     for index in range(len(rows)):
         which = int(memory.sentences[found["sentence"][index]] == "b")
         (start,) = np.flatnonzero((proprio[which] == found["proprio"][index]).all(1))
+        assert np.array_equal(found["images"][index], images[which][start])
         chunk = actions[which][start : start + 3].reshape(-1)
         assert np.array_equal(found["action"][index][: len(chunk)], chunk) and found["steps"][index] == len(chunk) // 2
         ends = start + 3 >= len(actions[which])

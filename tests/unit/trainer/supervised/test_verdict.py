@@ -106,6 +106,7 @@ def test_a_dimension_that_depends_on_something_unseen_is_named() -> None:
         (((1, 8),) * 1 + ((0, 8),) * 29, "no"),
         (((1, 8),) * 3 + ((0, 8),) * 17, "slow"),
         (((4, 8),) * 10 + ((0, 8),) * 10, "ready"),
+        (((4, 8),) * 5 + ((0, 8),) * 15, "ready"),  # a quarter
         (((8, 8),) * 19 + ((7, 8),), "saturated"),
         (((8, 8),) * 10 + ((0, 8),) * 10, "no"),  # no group is mixed
     ],
