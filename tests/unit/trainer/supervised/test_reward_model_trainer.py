@@ -222,6 +222,21 @@ def test_a_run_from_episodes_to_a_source(reward_model: Path, mixed_file: Path) -
         assert change == pytest.approx(np.diff(frames), abs=1e-5), "frame by frame, batches make no difference"
 
 
+def test_heldout_metrics_are_those_of_the_exported_model(reward_model: Path, mixed_file: Path) -> None:
+    metrics = json.loads((reward_model / "metrics.json").read_text())
+    config = yaml.safe_load((reward_model / "config.yaml").read_text())
+    demos, model = read_demonstrations(mixed_file), RewardModel.from_pretrained(reward_model / "reward_model").eval()
+    heldout = split_episodes(demos, config["heldout_share"], config["seed"])[1]
+    batches = [FrameRows.of(demos, [index], model).inputs for index in heldout]
+    outcomes = [demos.success[index] for index in heldout]
+    last = [float(model.success_probability(batch)[-1]) for batch in batches]
+    progress = [model.progress(b).tolist() for b, success in zip(batches, outcomes) if success and len(b) > 2]
+    correlations = [stats.spearmanr(values, range(len(values))).statistic for values in progress]
+    assert metrics["reward_model/auroc"] == pytest.approx(auroc(last, outcomes))
+    assert metrics["reward_model/ece"] == pytest.approx(calibration_error(last, outcomes), abs=1e-4)
+    assert metrics["reward_model/progress_spearman"] == pytest.approx(np.mean(correlations), abs=1e-3)
+
+
 def test_a_source_may_wait_on_the_host(reward_model: Path, mixed_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the device while it judges, and nowhere else; from host to host only the orders can be seen."""
     config = RewardConfig(reward=("rm_model:1",), rm_model_path=str(reward_model / "reward_model"))
