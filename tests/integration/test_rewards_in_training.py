@@ -10,7 +10,6 @@ import pytest
 
 from cli import train_ppo_vla
 from rlvla.trainer import experience_maker
-from rlvla.trainer.measurements import iteration_line
 from tests.support.judge_server import completion, judge_server, of_start_check
 
 
@@ -70,24 +69,6 @@ def test_the_total_is_that_of_the_episodes_that_are_trained_on(train: Callable) 
         assert line["reward/total"] != pytest.approx(line["reward/success"] + line["reward/rm"]), (
             "of all that were played"
         )
-
-
-def test_the_line_of_an_iteration_tells_the_reward_where_it_is_not_success() -> None:
-    values = {"rollout/success_at_end": 0.5, "reward/total": 0.5, "timing_s/rollout": 1.0, "timing_s/update": 1.0}
-    assert "success 0.50 (" in iteration_line(1, 2, values, {"success": 1.0})
-    for weights in ({"success": 2.0}, {"success": 1.0, "rm": 0.5}, {"rm": 1.0}):
-        assert "success 0.50, reward 0.5 (" in iteration_line(1, 2, values, weights)
-
-
-def test_the_line_of_an_iteration_says_what_is_wrong_with_the_judge() -> None:
-    fine = {"rollout/success_at_end": 0.5, "timing_s/rollout": 3.0, "timing_s/update": 1.0, "timing_s/rewards": 2.0}
-    fine |= {f"reward/vlm_{name}": 0.0 for name in ("failures", "timeouts", "retries")} | {"reward/vlm_requests": 40.0}
-    quiet = iteration_line(1, 2, fine)
-    assert "vlm" not in quiet and "waited" not in quiet
-    line = iteration_line(1, 2, {**fine, "reward/vlm_failures": 3.0, "reward/vlm_retries": 9.0})
-    assert "vlm: 3 failures, 9 retries of 40 requests" in line
-    assert "remote: 2 timeouts" in iteration_line(1, 2, {**fine, "reward/remote_timeouts": 2.0})
-    assert "waited 3.5 s for rewards" in iteration_line(1, 2, {**fine, "timing_s/rewards": 3.5})
 
 
 def test_gdpo_weighs_components_by_the_weights_of_the_iteration(
