@@ -21,6 +21,7 @@ from rlvla.rollout.backends import RolloutBackend
 from rlvla.rollout.episode import FinishedEpisode
 from rlvla.rollout.stats import RolloutStats
 from rlvla.trainer.config import AsyncConfig, LoopBatchConfig
+from rlvla.utils.errors import RunEnded
 
 _POLL_S = 0.05
 CPU = torch.device("cpu")
@@ -127,7 +128,7 @@ class RolloutAhead:
         """Inside the block nothing is played ahead; running episodes are finished first, unless asked to stop."""
         with self._changed:
             self._paused = True
-            while self._running is not None:
+            while self._running is not None and self._is_alive():
                 self._cancelled |= asked_to_stop()
                 self._changed.wait(_POLL_S)
         try:
@@ -158,11 +159,17 @@ class RolloutAhead:
     def _wait(self, job: _Job, on_episode: Callable[[FinishedEpisode], None]) -> Played:
         shown, over = 0, False
         while not over:
+            alive = self._is_alive()
             over = bool(wait([job.outcome], _POLL_S).done)
             for episode in job.finished[shown:]:
                 on_episode(episode)
                 shown += 1
+            if not (alive or over):
+                raise RunEnded("the rollout thread has ended; resume with --load_checkpoint")
         return job.outcome.result()
+
+    def _is_alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
 
     # -------------------------------------------------------------- on the thread
     def _serve(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +18,7 @@ from rlvla.rollout.backends.colocated import PolicyCopy
 from rlvla.rollout.session import RolloutCancelledError
 from rlvla.trainer.ahead import Played, RolloutAhead
 from rlvla.trainer.config import AsyncConfig, BatchConfig
+from rlvla.utils.errors import RunEnded
 
 
 class Weight(nn.Module):
@@ -225,3 +227,23 @@ def test_an_error_on_the_thread_is_raised_where_the_episodes_are_waited_for(
     monkeypatch.undo()
     engine.may_end.set()
     assert thread.play(0, requests("second"), print).samples, "the thread goes on"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_thread_that_was_killed_ends_the_run(make: Any, engine: SlowEngine, ahead: bool) -> None:
+    """Between two jobs, where nothing takes its exception."""
+    thread = make()
+    thread.publish(Weight(0.5), 0)
+    engine.may_end.set()
+    thread.play(0, requests("first"), print)
+    assert thread._thread is not None and thread._thread.ident is not None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread._thread.ident), ctypes.py_object(SystemExit))
+    with pytest.raises(RunEnded, match="the rollout thread has ended"):
+        if ahead:
+            thread.submit(1, requests("second"))
+            thread.take(1, print)
+        else:
+            thread.play(1, requests("second"), print)
+    with thread.idle(lambda: False):
+        pass  # evaluations need no thread
