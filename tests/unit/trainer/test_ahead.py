@@ -239,11 +239,10 @@ def test_a_thread_that_was_killed_ends_the_run(make: Any, engine: SlowEngine, ah
     thread.play(0, requests("first"), print)
     assert thread._thread is not None and thread._thread.ident is not None
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread._thread.ident), ctypes.py_object(SystemExit))
+    if ahead:
+        thread.submit(1, requests("second"))
+    wait = (lambda: thread.take(1, print)) if ahead else (lambda: thread.play(1, requests("second"), print))
     with pytest.raises(RunEnded, match="the rollout thread has ended"):
-        if ahead:
-            thread.submit(1, requests("second"))
-            thread.take(1, print)
-        else:
-            thread.play(1, requests("second"), print)
+        wait()
     with thread.idle(lambda: False):
         pass  # evaluations need no thread
