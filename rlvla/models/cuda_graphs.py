@@ -40,7 +40,8 @@ class DecisionGraphs:
     """
 
     def __init__(self, policy: nn.Module):
-        self._policy, self._usable, self._pool = policy, True, None
+        self._policy, self._usable = policy, True
+        self._pool: Any = None  # memory that all graphs share
         self._graphs: dict[Hashable, _Recorded] = {}
         self._addresses = 0
 

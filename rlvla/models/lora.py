@@ -121,7 +121,7 @@ def _peft_linear() -> Any:
 
 @cache
 def _fused_linear() -> Any:
-    class FusedLoraLinear(_peft_linear()):
+    class FusedLoraLinear(_peft_linear()):  # type: ignore[misc]  # peft is imported at first use
         """A linear layer with a LoRA adapter; the second product of the adapter adds its scaled result to the output.
 
         This saves a pass over the output to scale it, another to add it, and both again in the backward pass.

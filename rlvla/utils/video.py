@@ -256,7 +256,7 @@ def read_video(path: Path, start_s: float = 0.0, end_s: float | None = None, *, 
     Raises:
         ValueError: the file is not a video, or has no frame in that interval.
     """
-    frames = []
+    frames: list[Any] = []
     with _video_stream(path) as (container, stream):
         half = 0.5 / float(stream.average_rate)
         if start_s > 0:

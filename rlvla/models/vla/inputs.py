@@ -118,11 +118,11 @@ class VLAInputs(StatisticsCodec):
                 self._prompts.clear()
             ids, mask = self.collate_prompts(list(distinct))
             self._prompts[key] = ids.to(device), None if bool(mask.all()) else mask.to(device)
-        ids, mask = self._prompts[key]
+        ids, padding = self._prompts[key]
         if len(distinct) == 1:
-            return ids.expand(len(instructions), -1), mask
+            return ids.expand(len(instructions), -1), padding
         rows = torch.tensor([distinct[text] for text in instructions], device=device)
-        return ids[rows], None if mask is None else mask[rows]
+        return ids[rows], None if padding is None else padding[rows]
 
     def prepare(self, images: np.ndarray, proprio: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
         """See `RolloutPolicy.prepare`."""
