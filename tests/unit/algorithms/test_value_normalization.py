@@ -29,6 +29,13 @@ def test_state_survives_a_checkpoint_and_an_empty_batch_changes_nothing():
     assert resumed.state_dict() == normalizer.state_dict()
 
 
+def test_two_returns_have_a_deviation_and_one_has_none():
+    one, two = ValueNormalizer(), ValueNormalizer()
+    one.update(torch.tensor([[7.0]]), torch.tensor([[True]]))
+    two.update(torch.tensor([[1.0, 5.0]]), torch.tensor([[True, True]]))
+    assert (one.std, two.std) == (1.0, 2.0)
+
+
 def test_before_data_and_with_constant_returns():
     normalizer = ValueNormalizer(epsilon=1e-3)
     assert float(normalizer.normalize(torch.tensor(3.0))) == 3.0
