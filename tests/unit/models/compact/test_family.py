@@ -121,6 +121,12 @@ def test_the_same_seed_gives_the_same_files(folder: Path, tmp_path: Path) -> Non
         assert (folder / name).read_bytes() == (again / name).read_bytes()
 
 
+def test_encoders_can_be_frozen(folder: Path) -> None:
+    policy = check_checkpoint(folder).load_policy(ActorConfig(freeze_vision_backbone=True))
+    frozen = [name for name, parameter in policy.named_parameters() if not parameter.requires_grad]
+    assert frozen and frozen == [name for name, _ in policy.named_parameters() if "cameras" in name]
+
+
 def test_settings_of_other_families_are_refused(folder: Path) -> None:
     with pytest.raises(ConfigError):
         checkpoint_overrides(folder, type("Flags", (), {"center_crop": True}))
