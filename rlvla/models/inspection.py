@@ -89,12 +89,12 @@ def describe(path: str | Path, **overrides: Any) -> Description:
         raw, tensors = read_config(folder), find_tensors(folder)
         config, reason = complete_config(folder, raw, tensors, overrides)
         complete_tensors(folder, config, tensors, overrides)
+        with torch.device("meta"):
+            expected = shapes_of(OpenVLAForActionPrediction(config).state_dict())
     except ConfigError as error:
         described.problems += map(str, error.problems)
         return described
     described.facts = _facts(folder, config, reason, tensors)
-    with torch.device("meta"):
-        expected = shapes_of(OpenVLAForActionPrediction(config).state_dict())
     for check in (
         lambda: check_tensors(str(folder), expected, tensors.shapes),
         lambda: check_finite(folder, tensors),

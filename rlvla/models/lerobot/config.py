@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from rlvla.models.sizes import LARGEST
 from rlvla.utils.data_files import field_types, fits
 from rlvla.utils.errors import ConfigError, Problem
 
@@ -104,23 +105,6 @@ def read_features(raw: Mapping[str, Any]) -> tuple[Features, list[str]]:
     return features, problems
 
 
-def size_problems(sizes: Mapping[str, Any], *, layers: str) -> list[str]:
-    """Sizes of networks, by name, that are not whole numbers in range.
-
-    The largest sizes keep every product countable before anything is allocated.
-
-    Args:
-        sizes: values from a file.
-        layers: prefix of the names of numbers of layers.
-    """
-    most = {name: MOST_LAYERS if name.startswith(layers) else LARGEST for name in sizes}
-    return [
-        f"{name} is {value!r}, not a whole number from 1 to {most[name]}"
-        for name, value in sizes.items()
-        if not fits(value, int) or not 1 <= value <= most[name]
-    ]
-
-
 def mode_problems(modes: Mapping[str, Any], where: str) -> list[str]:
     """Problems of a map from kinds of features to normalization modes."""
     problems = [
@@ -134,7 +118,6 @@ def mode_problems(modes: Mapping[str, Any], where: str) -> list[str]:
 
 
 MEAN_STD_MODES = {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"}
-LARGEST, MOST_LAYERS = 2**20, 2**10  # of any size, so that nothing absurd is allocated
 _RANGES: dict[str, tuple[float, float]] = {
     "chunk_size": (1, LARGEST),
     "n_action_steps": (1, LARGEST),

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlvla.models.lerobot.config import LARGEST, LeRobotConfig, features_json
+from rlvla.models.lerobot.config import LeRobotConfig, features_json
 from rlvla.models.lerobot.folder import (
     CONFIG_FILE,
     WEIGHTS_FILE,
@@ -38,6 +38,7 @@ from rlvla.models.lerobot.processors import (
 )
 from rlvla.models.lerobot.prompts import PADDINGS, PromptTokenizer, inner_folders, with_new_line
 from rlvla.models.lerobot.settings import SETTINGS_FILE
+from rlvla.models.sizes import LARGEST
 from rlvla.models.stored_tensors import all_finite
 from rlvla.utils.data_files import fits
 from rlvla.utils.errors import ConfigError, Problem, collected

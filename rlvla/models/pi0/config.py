@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rlvla.models.flow.settings import MAX_STEPS
-from rlvla.models.lerobot.config import MEAN_STD_MODES, LeRobotConfig, size_problems
+from rlvla.models.lerobot.config import MEAN_STD_MODES, LeRobotConfig
+from rlvla.models.sizes import size_problems
 from rlvla.utils.data_files import read_json
 from rlvla.utils.errors import ConfigError, Problem
 

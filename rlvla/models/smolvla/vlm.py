@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlvla.models.lerobot.config import size_problems
 from rlvla.models.lerobot.prompts import TOKENIZER_FILES, find_folder
+from rlvla.models.sizes import size_problems
 from rlvla.utils.data_files import fits, read_json
 from rlvla.utils.errors import ConfigError, Problem
 

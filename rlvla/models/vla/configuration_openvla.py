@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import LlamaConfig, PretrainedConfig
 
+from rlvla.models.sizes import size_problems
 from rlvla.models.vla.choices import ACTION_STD_KINDS, MAX_STD, MIN_STD, MODEL_VARIANTS, REGRESSION
 from rlvla.models.vla.vision import TowerConfig, tower_config
 from rlvla.utils.errors import ConfigError
@@ -218,6 +219,10 @@ class OpenVLAConfig(PretrainedConfig):
     def problems(self) -> list[str]:
         """One sentence per invalid setting; empty if there are none."""
         problems = self._platform_problems()
+        names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
+        names += ("num_hidden_layers", "max_position_embeddings", "head_dim")
+        sizes = {name: getattr(self.text_config, name) for name in names}
+        problems += [f"text_config: {text}" for text in size_problems(sizes, layers="num_hidden_layers")]
         if not self.use_fused_vision_backbone or len(self.timm_model_ids) != 2:
             problems.append(
                 f"the model needs two vision towers, but timm_model_ids is {self.timm_model_ids} and "

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from rlvla.models.sizes import size_problems
 from rlvla.utils.errors import ConfigError
 
 LAYER_NORM_EPS = 1e-6
@@ -89,6 +90,11 @@ def tower_config(
         raise ConfigError(f"timm_model_kwargs of {model_id!r} has unsupported entries {unknown}")
     config = TowerConfig(**{"img_size": image_size, "act_layer": act_layer, **defaults, **settings})
     act_layer = config.act_layer
+    names = ("img_size", "patch_size", "embed_dim", "depth", "num_heads")
+    sizes = {name: getattr(config, name) for name in names} | {"reg_tokens + 1": config.reg_tokens + 1}
+    problems = size_problems(sizes, layers="depth")
+    if problems:
+        raise ConfigError(f"tower {model_id!r}: {text}" for text in problems)
     size, patch, dim, heads = config.img_size, config.patch_size, config.embed_dim, config.num_heads
     checks = {
         f"img_size {size} contradicts image_sizes {image_size}": size != image_size,

@@ -91,6 +91,9 @@ ABSURD = [
 ]
 
 
+NOT_COUNTABLE = [-1, 0, 2**31, 2**62]
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     made: dict[str, Path] = {}
@@ -129,6 +132,30 @@ def test_absurd_sizes_are_refused(
     assert all(len(problem) < 1000 for problem in described.problems)
     assert time.process_time() - began < 20, "seconds, most of them for imports"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used < 500_000, "kilobytes"
+
+
+@pytest.mark.parametrize("value", NOT_COUNTABLE)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("text_config.hidden_size", "text_config.intermediate_size", "text_config.num_key_value_heads"),
+        *("text_config.head_dim", "text_config.vocab_size", "text_config.num_hidden_layers"),
+        *("timm_model_kwargs.embed_dim", "timm_model_kwargs.num_heads", "timm_model_kwargs.patch_size"),
+    ],
+)
+def test_sizes_of_openvla_are_in_range(name: str, value: int, written: Callable[[str], Path]) -> None:
+    path = written("openvla") / "config.json"
+    before = path.read_text()
+    content = json.loads(before)
+    part, size = name.split(".")
+    for sizes in content[part] if isinstance(content[part], list) else [content[part]]:
+        sizes[size] = value
+    path.write_text(json.dumps(content))
+    try:
+        problems = describe(path.parent).problems
+    finally:
+        path.write_text(before)
+    assert any(f"{size} is {value}, not a whole number from 1 to" in text for text in problems), problems
 
 
 def pipeline(folder: Path, change: Callable[[dict[str, Any]], Any]) -> str:
