@@ -219,8 +219,10 @@ class OpenVLAConfig(PretrainedConfig):
     def problems(self) -> list[str]:
         """One sentence per invalid setting; empty if there are none."""
         problems = self._platform_problems()
-        names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
-        names += ("num_hidden_layers", "max_position_embeddings", "head_dim")
+        names = [
+            *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size"),
+            *("num_hidden_layers", "max_position_embeddings", "head_dim"),
+        ]
         sizes = {name: getattr(self.text_config, name) for name in names}
         problems += [f"text_config: {text}" for text in size_problems(sizes, layers="num_hidden_layers")]
         if not self.use_fused_vision_backbone or len(self.timm_model_ids) != 2:

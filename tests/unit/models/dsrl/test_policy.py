@@ -196,7 +196,7 @@ DAMAGES = {
         "dataset_statistics.json changed",
     ),
     "itself": (edited(base=["."]), "is a DSRL actor itself"),
-    "no place": (edited(base=[]), "base names no folder"),
+    "no place": (edited(base=[]), "base has 0 entries; it must name 1 to 16 folders"),
     "no name": (edited(base=["a\0b", "x" * 5000]), "is missing"),
     "settings": (edited(base_settings={"custom_module": "x.py"}), "base_settings has custom_module"),
     "kind of setting": (edited(base_settings={"flow_steps": "4"}), "flow_steps"),
