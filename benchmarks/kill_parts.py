@@ -49,7 +49,7 @@ PARTS = {
     "rank": ("--local_rank=1", ""),
 }
 AHEAD = "async_"
-HANGS_S = 300.0
+HANGS_S = 900.0  # a frozen vLLM is given up after 600 s
 
 
 class Run:
