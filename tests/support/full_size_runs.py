@@ -31,9 +31,9 @@ from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 
 # As the published GRPO runs on LIBERO: 64 episodes in groups of eight, two optimizer steps per iteration.
 RUN = (
-    "--task_suite_name libero_spatial --bf16 --advantage_estimator grpo --n_samples_per_prompt 8 --rollout_batch_size 8 "
-    "--train_batch_size 32 --num_episodes 6400 --num_envs 8 --eval_episodes 10 --lr_scheduler cosine "
-    "--lr_warmup_ratio 0.05 --actor_learning_rate 5e-6"
+    "--task_suite_name libero_spatial --bf16 --advantage_estimator grpo --n_samples_per_prompt 8 "
+    "--rollout_batch_size 8 --train_batch_size 32 --num_episodes 6400 --num_envs 8 --eval_episodes 10 "
+    "--lr_scheduler cosine --lr_warmup_ratio 0.05 --actor_learning_rate 5e-6"
 )
 
 
