@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks import full_size
 from rlvla.experience import Experience
 from rlvla.models.actor import Actor, ActorConfig
 from rlvla.models.vla.decoder import FusedRMSNorm
 from tests.support.devices import CUDA, needs_a_gpu
-from tests.support.flow_folders import write_flow
 from tests.support.updates import batch
 
 pytestmark = needs_a_gpu
@@ -99,17 +99,17 @@ def test_adapters_compute_what_peft_does(rows: Experience, policy_folder: Path) 
         torch.testing.assert_close(gradients[1][name], expected, atol=2e-2, rtol=2e-2)
 
 
-@pytest.mark.parametrize("family", ["tokens", "flow"])
-def test_graphs_decide_as_the_policy_does(family: str, policy_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["openvla", "smolvla", "pi0"])
+def test_graphs_decide_as_the_policy_does(family: str, tmp_path: Path) -> None:
     """Also with a batch that is padded, and after the weights have changed in place."""
-    folder = policy_folder if family == "tokens" else write_flow(tmp_path / "flow")
-    policy = Actor.from_pretrained(folder).to(CUDA).eval()
+    folder = getattr(full_size, family)(tmp_path / "policy", tiny=True)
+    settings = {} if family == "openvla" else {"cameras": ("a", "b"), "camera_map": ("a=image", "b=image2")}
+    policy = Actor.from_pretrained(folder, **settings).to(CUDA).eval()
     spec, generator = policy.spec, np.random.default_rng(0)
-    side = spec.image_size or 64
-    images = generator.integers(0, 256, (3, 1, side, side, 3), dtype=np.uint8)
+    images = generator.integers(0, 256, (3, spec.cameras, 64, 64, 3), dtype=np.uint8)
     proprio = generator.uniform(size=(3, spec.proprio_dim)).astype(np.float32) if spec.proprio_dim else None
     noise = np.stack([spec.draw(generator) for _ in range(3)])
-    shown = (images, proprio, ["reach the red disc"] * 3)
+    shown = (images, proprio, ["pick up the bowl"] * 3)
 
     def decide(graphs: bool) -> np.ndarray:
         policy.use_cuda_graphs(graphs)
