@@ -203,7 +203,14 @@ GIVEN: dict[str, list[Provider]] = {
     **dict.fromkeys(
         [
             f"docs/{name}.md"
-            for name in ("algorithms/choosing", "algorithms/filters", "algorithms/gae", "algorithms/grpo", "one_gpu")
+            for name in (
+                "algorithms/choosing",
+                "algorithms/filters",
+                "algorithms/gae",
+                "algorithms/grpo",
+                "gpu",
+                "one_gpu",
+            )
         ],
         [copies("policy_folder", "runs/sft/policy")],
     ),

@@ -35,8 +35,9 @@ def parsed(*scripts: Path) -> Namespace:
 
 
 def values(args: Namespace) -> dict[str, object]:
-    """A default of several values is a tuple, what is given a list."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(args).items()}
+    """A default of several values is a tuple, one from the command line a list."""
+    flags = {name: value for name, value in vars(args).items() if name != "given"}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in flags.items()}
 
 
 def documented() -> Namespace:

@@ -76,7 +76,8 @@ def test_a_cached_dataset_is_read_by_its_name(demos_file: Path, home: Path) -> N
     pytest.importorskip("av", reason="LeRobot datasets need the extra rlvla[lerobot]")
     pytest.importorskip("pyarrow", reason="LeRobot datasets need the extra rlvla[lerobot]")
     demos = read_demonstrations(demos_file)
-    blobs, snapshot = home / "blobs", home / "hub/datasets--me--toy/snapshots/abc"
+    repository = home / "hub/datasets--me--toy"
+    blobs, snapshot = repository / "blobs", repository / "snapshots/abc"
     write_lerobot(blobs, demos, 10.0)
     for file in (path for path in blobs.rglob("*") if path.is_file()):  # as the Hub's cache links them
         link = snapshot / file.relative_to(blobs)
