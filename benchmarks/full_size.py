@@ -75,7 +75,7 @@ def unit_statistics() -> dict[str, dict[str, list[float]]]:
 
 def openvla(folder: Path, *, images: int = 1, proprio: bool = False, tiny: bool = False) -> Path:
     """openvla-7b as OpenVLA-OFT decodes it on LIBERO; `tiny`: the layout with a small network and small images."""
-    statistics = {suite: {"action": bounds(ACTION), "proprio": bounds(STATE)} for suite in ("libero_spatial",)}
+    statistics = {"libero_spatial": {"action": bounds(ACTION), "proprio": bounds(STATE)}}
     options: dict[str, Any] = {"num_images_in_input": images}
     if proprio:
         options |= {"use_proprio": True, "proprio_dim": STATE}

@@ -1,8 +1,8 @@
 """Speed and memory of policies of the published sizes on one GPU, and whether acting and scoring agree there.
 
-    python benchmarks/gpu.py --output runs/gpu                         every part, about 15 minutes
+    python benchmarks/gpu.py --output runs/gpu                         every part, about 20 minutes
     python benchmarks/gpu.py --output runs/gpu --minutes 8             the parts that fit into 8 minutes
-    python benchmarks/gpu.py --output runs/gpu --parts smolvla pi0     parts that have a result are not run again
+    python benchmarks/gpu.py --output runs/gpu --parts smolvla pi0_lora   parts that have a result are not run again
     python benchmarks/gpu.py --output runs/rehearsal --rehearse        every part on a CPU with tiny policies
     python benchmarks/gpu.py --output runs/gpu --table                 the results so far as Markdown
 
@@ -177,7 +177,7 @@ class Machine:
         return dict(zip(("allocated_gib", "reserved_gib"), (peak / GIB for peak in peaks)))
 
     def ceilings(self) -> dict[str, float]:
-        """The result of the part `device`, or zeros."""
+        """The result of the part `device`; empty if it has not run."""
         path = self.output / "device.json"
         return json.loads(path.read_text())["figures"] if path.exists() else {}
 
@@ -314,7 +314,10 @@ def agreement(actor: Any, rows: Experience, batches: list[int]) -> dict[str, Any
         distance = ((scored - sampled).exp() - 1).abs().flatten().float()
         kl = float((sampled - scored).mean())
         quantiles = torch.quantile(distance, torch.tensor([0.5, 0.9, 0.99, 1.0])).tolist()
-        report[f"ratio_scored_at_{batch}"] = dict(zip(("median", "p90", "p99", "max"), quantiles)) | {"mean_kl": kl}
+        report[f"ratio_scored_at_{batch}"] = dict(zip(("median", "p90", "p99", "max"), quantiles)) | {
+            "mean": float(distance.mean()),
+            "mean_kl": kl,
+        }
     together = act(actor, rows, most, greedy=True).actions
     for batch in batches[:-1]:
         apart = act(actor, rows, batch, greedy=True).actions
@@ -507,7 +510,7 @@ def load(policy: Policy, config: ActorConfig, machine: Machine) -> Any:
 
 
 def plans(machine: Machine, results: dict[str, Any]) -> None:
-    """What `--dry_run` plans for the policies, in GiB; needs no GPU."""
+    """Memory planned by `--dry_run` for the policies, in GiB; needs no GPU."""
     from benchmarks.one_gpu import TOTALS, planned
 
     common = (
@@ -604,6 +607,8 @@ def described(machine: Machine) -> dict[str, Any]:
     import transformers
 
     versions = {"python": platform.python_version(), "torch": torch.__version__}
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    versions |= {"rlvla": commit[:12]} if commit else {}
     versions |= {"deepspeed": deepspeed.__version__, "transformers": transformers.__version__}
     if machine.device.type != "cuda":
         return {"device": "CPU, rehearsal" if machine.tiny else "CPU", "versions": versions}

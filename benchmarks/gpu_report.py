@@ -41,6 +41,11 @@ def markdown_table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) if rows else ""
 
 
+def share(value: float) -> str:
+    """A share of a ceiling; "-" without the part `device`."""
+    return f"{100 * value:.0f} %" if value else "-"
+
+
 def measured_policies(results: Results) -> list[tuple[str, dict[str, Any]]]:
     """Title and figures of the policies that were measured."""
     measured = (result["figures"] for result in results.values() if "policy" in result["figures"])
@@ -81,7 +86,7 @@ def acting_table(results: Results) -> str:
                     str(row["batch"]),
                     f"{row['per_s']:.0f}",
                     f"{replayed['per_s']:.0f}" if replayed else "not yet",
-                    f"{100 * max(row['of_bound'], replayed['of_bound'] if replayed else 0):.0f} %",
+                    share(max(row.get("of_bound", 0), (replayed or {}).get("of_bound", 0))),
                     f"{scored['per_s']:.0f}",
                 )
             )
@@ -96,7 +101,7 @@ def update_table(results: Results) -> str:
             if "error" in row:
                 rows.append((title, str(row["micro"]), row["error"], "", "", ""))
                 continue
-            shares = f"{100 * row['of_peak']:.0f} %", f"{100 * row['mfu']:.0f} %"
+            shares = share(row.get("of_peak", 0)), share(row.get("mfu", 0))
             memory = f"{row['allocated_gib']:.1f} ({row['reserved_gib']:.1f})"
             rows.append((title, str(row["micro"]), f"{row['per_s']:.0f}", *shares, memory))
     heads = ("policy", "micro-batch", "trained/s", "of peak", "MFU", "GiB allocated (reserved)")

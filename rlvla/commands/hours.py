@@ -34,7 +34,7 @@ class Rates:
 
     Attributes:
         device: name of the GPU.
-        title: of the policy, for people.
+        title: of the policy.
         family: `model_type` or `type` of its config.json.
         trained: "lora", "expert" or "all".
         parameters: number of parameters.
@@ -71,7 +71,7 @@ def rate_at(rates: Mapping[int, float], batch: int) -> float:
 
 
 def read_rates(path: Path) -> list[Rates]:
-    """Rates from a file of `benchmarks/gpu.py`.
+    """Rates from a file of `benchmarks/gpu.py`, without policies of which a phase did not fit in memory.
 
     Raises:
         ConfigError: the file is missing or not one of these.
@@ -80,7 +80,8 @@ def read_rates(path: Path) -> list[Rates]:
         text = f"--measured {path}: no such file; python benchmarks/gpu.py --output DIR writes DIR/rates.json"
         raise ConfigError.of("measured", "missing", text)
     try:
-        return [_rates(entry) for entry in read_json(path)["policies"]]
+        rates = [_rates(entry) for entry in read_json(path)["policies"]]
+        return [entry for entry in rates if entry.acting and entry.scoring and entry.update]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         text = f"--measured {path} is not a rates.json of benchmarks/gpu.py ({type(error).__name__}: {error})"
         raise ConfigError.of("measured", "invalid_file", text) from None
@@ -103,13 +104,15 @@ def hours_report(flags: PPORun, setting: CheckedRun, plan: MemoryPlan | None) ->
     trained = "lora" if flags.actor.lora_rank else "expert" if flags.actor.train_expert_only else "all"
     family = type_of(setting.checkpoint.folder)
     parameters = 0 if plan is None else plan.engines["actor"].weights // (2 if flags.strategy.bf16 else 4)
-    same = [
+    instructions = [task.instruction for task in setting.tasks]
+    tokens = max(setting.checkpoint.row_tokens(instructions, len(setting.env.camera_names)))
+    matching = [
         rates
         for rates in measured
         if (rates.family, rates.trained) == (family, trained)
         and abs(rates.parameters - parameters) < SAME_SIZE * rates.parameters
     ]
-    if not same or not flags.strategy.bf16:
+    if not matching or not flags.strategy.bf16:
         known = ", ".join(dict.fromkeys(f"{rates.title} ({rates.device})" for rates in measured))
         what = f"{family} with {parameters / 1e6:,.0f} M parameters, training {trained}"
         what += "" if flags.strategy.bf16 else ", in float32"
@@ -117,22 +120,23 @@ def hours_report(flags: PPORun, setting: CheckedRun, plan: MemoryPlan | None) ->
             f"hours: no rates were measured for {what}; measured in bfloat16: {known}. "
             "Measure your GPU with python benchmarks/gpu.py --output DIR and give --measured DIR/rates.json"
         )
-    return "\n\n".join(table(*_hours(rates, flags, setting)) for rates in same)
+    closest = {rates.device: rates for rates in sorted(matching, key=lambda rates: -abs(rates.tokens - tokens))}
+    return "\n\n".join(table(*_hours(rates, flags, setting, tokens)) for rates in closest.values())
 
 
-def _hours(rates: Rates, flags: PPORun, setting: CheckedRun) -> tuple[tuple[str, str], list[tuple[str, str]]]:
+def _hours(
+    rates: Rates, flags: PPORun, setting: CheckedRun, tokens: int
+) -> tuple[tuple[str, str], list[tuple[str, str]]]:
     """Heads and rows for one device; numbers of decisions are upper bounds, since episodes may end early."""
     batch, world = flags.batch, launched_world_size()
-    instructions = [task.instruction for task in setting.tasks]
-    tokens = max(setting.checkpoint.row_tokens(instructions, len(setting.env.camera_names)))
-    longest = max(-(-task.max_steps // setting.spec.action_chunk_len) for task in setting.tasks)
-    decisions = batch.episodes_per_iteration * longest / world * tokens / rates.tokens
+    max_decisions = max(-(-task.max_steps // setting.spec.action_chunk_len) for task in setting.tasks)
+    decisions = batch.episodes_per_iteration * max_decisions / world * tokens / rates.tokens
     together = min(flags.rollout.rollout_max_batch or flags.run.num_envs, flags.run.num_envs)
     acting = rates.acting_with_graphs if flags.rollout.cuda_graphs and rates.acting_with_graphs else rates.acting
     critic = learner_needs_critic(flags.algorithm) and not flags.algorithm.share_backbone
     passes = 1 + critic + learner_needs_reference(flags.algorithm)
     seconds = {
-        "acting, without simulators": decisions / rate_at(acting, together),
+        "acting in full batches, without simulators": decisions / rate_at(acting, together),
         "scoring": passes * decisions / rate_at(rates.scoring, batch.micro_rollout_batch_size),
         "update": (1 + critic) * batch.max_epochs * decisions / rate_at(rates.update, batch.micro_train_batch_size),
     }
@@ -140,4 +144,4 @@ def _hours(rates: Rates, flags: PPORun, setting: CheckedRun) -> tuple[tuple[str,
     rows = [(f"{name}, seconds per iteration", f"{value:.0f}") for name, value in seconds.items()]
     rows.append(("an iteration, minutes", f"{iteration / 60:.1f}"))
     rows.append((f"the run of {batch.iterations} iterations, hours", f"{iteration * batch.iterations / 3600:.1f}"))
-    return (f"time at most on {rates.device}, from the rates of {rates.title}", ""), rows
+    return (f"time for the decisions above on {rates.device}, from the rates of {rates.title}", ""), rows

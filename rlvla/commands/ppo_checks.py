@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+import torch
+
 from rlvla.algorithms.advantages import ADVANTAGE_ESTIMATORS
 from rlvla.algorithms.columns import LEVEL_ORDER
 from rlvla.algorithms.policy_losses import POLICY_LOSSES
@@ -29,7 +31,7 @@ from rlvla.options import flag_values, options_of
 from rlvla.rewards.base import REWARDS
 from rlvla.rewards.config import REWARD_MODEL
 from rlvla.rewards.overlong import OVERLONG
-from rlvla.rollout.config import ROLLOUT_BACKENDS, TaskSamplingConfig
+from rlvla.rollout.config import COLOCATED, ROLLOUT_BACKENDS, TaskSamplingConfig
 from rlvla.trainer.algorithm import make_sampler
 from rlvla.trainer.algorithm_config import (
     LEARNERS,
@@ -332,9 +334,17 @@ def _step_problems(flags: PPORun) -> Iterator[Problem]:
 
 
 def _graph_problems(flags: PPORun) -> Iterator[Problem]:
-    """CUDA graphs without a GPU."""
-    if flags.rollout.cuda_graphs and not has_accelerator():
-        text = "--cuda_graphs launches the kernels of a GPU, and there is none; leave it out"
+    """CUDA graphs without a GPU, or where the policy is not in this process or its weights move."""
+    if not flags.rollout.cuda_graphs:
+        return
+    backend = flags.backend.rollout_backend
+    if backend != COLOCATED:
+        yield no_effect("cuda_graphs", True, f"--rollout_backend {backend} decides in other processes")
+    if flags.strategy.zero_stage == 3:
+        text = "--cuda_graphs: --zero_stage 3 gathers the weights anew for each rollout; choose one"
+        yield Problem("cuda_graphs", "contradiction", text)
+    if not torch.cuda.is_available():
+        text = "--cuda_graphs launches the kernels of a CUDA GPU, and there is none; leave it out"
         yield Problem("cuda_graphs", "unavailable", text)
 
 

@@ -1,6 +1,7 @@
-"""Decisions as CUDA graphs: the kernels of a forward pass are recorded once and launched together from then on.
+"""CUDA graphs of policy inference.
 
-At small batches a GPU waits for the host, which launches thousands of kernels per decision.
+At small batches a GPU waits for the host, which launches thousands of kernels per decision. A graph launches them
+together.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from rlvla.models.distributions import PolicyOutput
 from rlvla.utils.terminal import log
 
 Inputs = Mapping[str, Tensor | None]
-_MAX_GRAPHS = 32
+_MAX_GRAPHS = 32  # each keeps the activations of its forward pass
 
 
 @dataclass
-class _Recorded:
+class _CapturedGraph:
     """A graph with the tensors that it reads and writes."""
 
     graph: Any
@@ -30,10 +31,10 @@ class _Recorded:
 
 
 class DecisionGraphs:
-    """Records and replays the decisions of a policy on a GPU, one graph per batch size.
+    """Captures and replays the forward pass of a policy on a GPU, one graph per shape of the inputs.
 
-    Batches are padded to a power of two by repeating the last row. A graph is recorded anew when a weight has moved in
-    memory. If the pass cannot be recorded, it runs without graphs from then on.
+    Batches are padded to a power of two by repeating the last row. All graphs are captured anew when a weight has moved
+    in memory. If the pass cannot be captured, it runs without graphs from then on.
 
     Args:
         policy: whose weights the graphs read.
@@ -41,24 +42,21 @@ class DecisionGraphs:
 
     def __init__(self, policy: nn.Module):
         self._policy, self._usable = policy, True
+        self._graphs: dict[Hashable, _CapturedGraph] = {}  # oldest first
         self._pool: Any = None  # memory that all graphs share
-        self._graphs: dict[Hashable, _Recorded] = {}
+        self._parameters: list[nn.Parameter] = []
         self._addresses = 0
 
-    @property
-    def count(self) -> int:
-        """Number of recorded graphs."""
-        return len(self._graphs)
-
     def __deepcopy__(self, memo: dict[int, Any]) -> DecisionGraphs:
-        """The graphs of a copied policy, none recorded yet."""
+        """The graphs of a copied policy, none captured yet."""
         return DecisionGraphs(copy.deepcopy(self._policy, memo))
 
     def __call__(self, decide: Callable[[Inputs], PolicyOutput], inputs: Inputs, settings: Hashable) -> PolicyOutput:
         """`decide(inputs)`, whose tensors are valid until the next call.
 
         Args:
-            decide: a forward pass that does not wait for the GPU, and reads nothing else that changes.
+            decide: a forward pass that does not wait for the GPU, and depends on nothing else that changes, such as
+                adapters that are switched off.
             inputs: tensors [B, ...] on the GPU, or None.
             settings: what else the pass depends on.
         """
@@ -68,33 +66,43 @@ class DecisionGraphs:
             return decide(inputs)
         count = next(len(value) for value in inputs.values() if value is not None)
         padded = padded_batch(inputs, 1 << (count - 1).bit_length())
-        addresses = hash(tuple(parameter.data_ptr() for parameter in self._policy.parameters()))
-        if addresses != self._addresses or len(self._graphs) >= _MAX_GRAPHS:
-            self._graphs.clear()
-            self._addresses = addresses
-        shapes = tuple((name, value.shape, value.dtype) for name, value in padded.items() if value is not None)
-        key = (shapes, settings)
+        self._forget_moved_weights()
+        key = (tuple((name, value.shape, value.dtype) for name, value in padded.items() if value is not None), settings)
         if key not in self._graphs:
+            if len(self._graphs) >= _MAX_GRAPHS:
+                del self._graphs[next(iter(self._graphs))]
             try:
-                self._graphs[key] = self._record(decide, padded)
+                self._graphs[key] = self._capture(decide, padded)
             except RuntimeError as error:
                 self._give_up(str(error))
                 return decide(inputs)
-        recorded = self._graphs[key]
-        for name, value in recorded.inputs.items():
+        captured = self._graphs[key]
+        for name, value in captured.inputs.items():
             source = padded[name]
             assert source is not None
             value.copy_(source)
-        recorded.graph.replay()
-        return first_rows(recorded.output, count)
+        captured.graph.replay()
+        return first_rows(captured.output, count)
+
+    def _forget_moved_weights(self) -> None:
+        self._parameters = self._parameters or list(self._policy.parameters())
+        addresses = hash(tuple(parameter.data_ptr() for parameter in self._parameters))
+        if addresses != self._addresses:
+            self._forget()
+            self._addresses = addresses
+
+    def _forget(self) -> None:
+        self._graphs.clear()
+        self._pool = None  # torch releases a pool with its last graph
 
     def _give_up(self, reason: str) -> None:
         self._usable = False
+        self._forget()
         log.warning(f"--cuda_graphs: this policy decides without graphs: {reason}")
 
-    def _record(self, decide: Callable[[Inputs], PolicyOutput], inputs: Inputs) -> _Recorded:
-        static = {name: value.clone() for name, value in inputs.items() if value is not None}
-        arguments = {**inputs, **static}
+    def _capture(self, decide: Callable[[Inputs], PolicyOutput], inputs: Inputs) -> _CapturedGraph:
+        static_inputs = {name: value.clone() for name, value in inputs.items() if value is not None}
+        arguments = {**inputs, **static_inputs}
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # libraries allocate their workspaces at the first call
@@ -105,7 +113,7 @@ class DecisionGraphs:
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             output = decide(arguments)
         self._pool = self._pool or graph.pool()
-        return _Recorded(graph, static, output)
+        return _CapturedGraph(graph, static_inputs, output)
 
 
 def padded_batch(inputs: Inputs, size: int) -> dict[str, Tensor | None]:

@@ -109,7 +109,7 @@ def add_adapters(
 
 
 def fuse_adapters(model: nn.Module) -> None:
-    """Let the adapters in a model take two kernels on a GPU, where peft takes four."""
+    """Replace peft's LoRA linear layers by a version with fewer kernels on a GPU."""
     for module in model.modules():
         if type(module) is _peft_linear():
             module.__class__ = _fused_linear()
@@ -131,24 +131,25 @@ def _fused_linear() -> Any:
             """As peft's, which is called where this does not apply."""
             if not x.is_cuda or args or options or self.disable_adapters or self.merged:
                 return super().forward(x, *args, **options)
-            return self.fused(x) if self.fits(x) else super().forward(x)
+            return self.fused(x) if self.can_fuse(x) else super().forward(x)
 
-        def fits(self, x: Tensor) -> bool:
+        def can_fuse(self, x: Tensor) -> bool:
             """Whether there is a single plain adapter, of the dtype of x, without dropout, and not sharded."""
             names = [name for name in self.active_adapters if name in self.lora_A]
             if len(names) != 1 or names[0] in getattr(self, "lora_variant", {}):
                 return False
             weights = self.lora_A[names[0]].weight, self.lora_B[names[0]].weight
             dropout = self.lora_dropout[names[0]]
-            idle = isinstance(dropout, nn.Identity) or not dropout.training
-            return idle and all(w.dtype == x.dtype and not hasattr(w, "ds_id") for w in weights)
+            if self.lora_B[names[0]].bias is not None or (not isinstance(dropout, nn.Identity) and dropout.training):
+                return False
+            return all(w.dtype == x.dtype and not hasattr(w, "ds_id") for w in weights)
 
         def fused(self, x: Tensor) -> Tensor:
             """[..., in] -> [..., out]."""
             name = next(name for name in self.active_adapters if name in self.lora_A)
             output: Tensor = self.base_layer(x)
             down = F.linear(x, self.lora_A[name].weight).flatten(0, -2)
-            output.flatten(0, -2).addmm_(down, self.lora_B[name].weight.t(), alpha=self.scaling[name])
+            output.view(-1, output.shape[-1]).addmm_(down, self.lora_B[name].weight.t(), alpha=self.scaling[name])
             return output
 
     return FusedLoraLinear

@@ -53,7 +53,7 @@ class RolloutConfig:
     )
     cuda_graphs: bool = arg(
         False,
-        "record the kernels of decisions once per batch size and launch them together: faster on a GPU in small "
+        "capture the kernels of decisions once per batch size and launch them together: faster on a GPU in small "
         "batches",
     )
     max_env_retries: int = arg(

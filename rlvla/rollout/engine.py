@@ -100,7 +100,7 @@ class RolloutEngine:
         for request in requests:
             self._check(request)
         if self._config.cuda_graphs:
-            record_decisions(policy)
+            enable_cuda_graphs(policy)
         plan = self._success_only if success_only else self.rewards
         session = RolloutSession(
             self._pool,
@@ -143,8 +143,8 @@ class RolloutEngine:
             )
 
 
-def record_decisions(policy: RolloutPolicy) -> None:
-    """Let a policy replay its decisions as CUDA graphs, if its class can."""
+def enable_cuda_graphs(policy: RolloutPolicy) -> None:
+    """Let a policy replay its forward pass as CUDA graphs, if its class can."""
     use = getattr(policy, "use_cuda_graphs", None)
     if use is None:
         log.warning(f"--cuda_graphs has no effect on {type(policy).__name__}, which has no graphs")

@@ -127,4 +127,10 @@ def test_graphs_decide_as_the_policy_does(family: str, tmp_path: Path) -> None:
     assert np.allclose(decide(True), decide(False), atol=1e-2)
     policy.use_cuda_graphs()
     policy.act(*shown, noise=noise, temperature=1.0)
-    assert policy._graphs is not None and policy._graphs.count == 1, "recorded once"
+    assert policy._graphs is not None and len(policy._graphs._graphs) == 1, "captured once"
+    expected = policy.act(*shown, noise=noise, temperature=1.0).log_probs
+    for parameter in policy.parameters():
+        parameter.data = parameter.data.clone()
+    again = policy.act(*shown, noise=noise, temperature=1.0).log_probs
+    assert policy._graphs._usable and len(policy._graphs._graphs) == 1, "captured anew where the weights are now"
+    assert np.allclose(again, expected, atol=1e-2)

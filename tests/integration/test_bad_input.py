@@ -626,6 +626,20 @@ def test_offloading_needs_somewhere_to_move_from(
     assert kinds(problems) == [("offload_during_rollout", reason)]
 
 
+@pytest.mark.parametrize(
+    ("flags", "reasons"),
+    [
+        ([], ["unavailable"]),
+        (["--zero_stage", "3"], ["contradiction", "unavailable"]),
+        (["--rollout_backend", "actors"], ["no_effect", "unavailable"]),
+    ],
+)
+def test_cuda_graphs(refused: Refused, policy: Path, flags: list[str], reasons: list[str]) -> None:
+    """There is no GPU here."""
+    problems = refused(PPO, "--pretrain", policy, "--cuda_graphs", *flags)
+    assert [reason for flag, reason in kinds(problems) if flag == "cuda_graphs"] == reasons
+
+
 def test_unknown_estimator_and_loss_list_the_known(refused: Refused) -> None:
     assert "reinforce_plus_plus" in refused(PPO, "--advantage_estimator", "grop")[0]
     assert "geo_mean" in refused(PPO, "--policy_loss", "pp0")[0]

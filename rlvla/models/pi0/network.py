@@ -33,7 +33,7 @@ VLM = "model.paligemma_with_expert.paligemma."
 
 
 class GemmaNorm(GemmaRMSNorm):
-    """Gemma's norm; on a GPU in a single kernel."""
+    """Gemma's norm; on a GPU with the fused RMS norm."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., width] -> [..., width], normalized and scaled."""

@@ -120,7 +120,7 @@ class VLAInputs(StatisticsCodec):
             self._prompts[key] = ids.to(device), None if bool(mask.all()) else mask.to(device)
         ids, padding = self._prompts[key]
         if len(distinct) == 1:
-            return ids.expand(len(instructions), -1), padding
+            return ids.expand(len(instructions), -1), None
         rows = torch.tensor([distinct[text] for text in instructions], device=device)
         return ids[rows], None if padding is None else padding[rows]
 

@@ -54,6 +54,11 @@ class PolicyCopy(RolloutBackend):
             decision.version = self.version
         return decision
 
+    def use_cuda_graphs(self) -> None:
+        """See `NetworkPolicy.use_cuda_graphs`."""
+        with self._lock:
+            self._policy.use_cuda_graphs()
+
     def anneal_noise(self, end: float, progress: float) -> None:
         """Set the noise level of further decisions."""
         with self._lock:

@@ -12,13 +12,14 @@ from benchmarks import gpu
 from benchmarks.gpu_report import markdown, rates_of
 from cli.train_ppo_vla import main as train
 from rlvla.commands.hours import SHIPPED, rate_at, read_rates
+from rlvla.models.actor import Actor
 from rlvla.utils.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "benchmarks/results/gpu"
 ENTRY = {
     **{"device": "test", "title": "tiny", "family": "openvla", "trained": "all", "parameters": 90_000, "tokens": 100},
-    **{"acting": {"4": 100.0}, "acting_with_graphs": {}, "scoring": {"4": 50.0}, "update": {"4": 25.0}},
+    **{"acting": {"4": 0.1}, "acting_with_graphs": {}, "scoring": {"4": 0.05}, "update": {"4": 0.025}},
 }
 
 
@@ -57,25 +58,35 @@ def test_files_that_are_no_rates(content: str | None, reason: str, tmp_path: Pat
     assert error.value.problems[0].flag == "measured"
 
 
+def test_policies_that_did_not_fit_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "rates.json"
+    path.write_text(json.dumps({"policies": [ENTRY, {**ENTRY, "update": {}}]}))
+    assert len(read_rates(path)) == 1
+
+
 def planned(policy_folder: Path, tmp_path: Path, *flags: str) -> list[str]:
     run = ["--pretrain", str(policy_folder), "--save_path", str(tmp_path / "run"), "--dry_run", "--bf16", *flags]
-    amounts = ["--num_episodes", "64", "--rollout_batch_size", "8", "--n_samples_per_prompt", "1", "--num_envs", "4"]
+    amounts = ["--num_episodes", "64", "--rollout_batch_size", "8", "--num_envs", "4"]
     sizes = ["--train_batch_size", "8", "--micro_rollout_batch_size", "4", "--micro_train_batch_size", "4"]
     return [*run, *amounts, *sizes, "--max_steps", "16", "--advantage_estimator", "grpo", "--n_samples_per_prompt", "2"]
 
 
 def test_hours_from_ones_own_rates(policy_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """16 episodes per iteration of at most 4 decisions, whose tokens are counted: 64 / 100, 64 / 50 and 64 / 25 s."""
+    """Seconds are decisions, at the run's number of tokens each, over the rates for 100 tokens."""
     path = tmp_path / "rates.json"
-    path.write_text(json.dumps({"policies": [ENTRY]}))
+    path.write_text(json.dumps({"policies": [ENTRY, {**ENTRY, "tokens": 1, "title": "farther"}]}))
     train(planned(policy_folder, tmp_path, "--hours", "--measured", str(path)))
     printed = capsys.readouterr().out
-    rows = dict(re.findall(r"^(acting.*?|scoring.*?|update.*?|an iteration.*?) {2,}([\d.]+)$", printed, re.MULTILINE))
-    decisions = int(re.search(r"decisions per iteration, at most +(\d+)", printed)[1])  # type: ignore[index]
-    acting, scoring, update, minutes = map(float, rows.values())
-    assert "time at most on test, from the rates of tiny" in printed
-    assert scoring == pytest.approx(2 * acting, abs=1.5) and update == pytest.approx(4 * acting, abs=2.5)
-    assert decisions > 0 and minutes == pytest.approx((acting + scoring + update) / 60, abs=0.1)
+    rows = dict(re.findall(r"^(acting|scoring|update|an iteration).*? {2,}([\d.]+)$", printed, re.MULTILINE))
+    (decisions,) = map(int, re.findall(r"decisions per iteration, at most +(\d+)", printed))
+    policy = Actor.from_pretrained(policy_folder)
+    tokens = policy.row_tokens(["reach the yellow disc"], 1)[0]
+    acting = decisions * tokens / 100 / 0.1
+    assert "on test, from the rates of tiny" in printed and "farther" not in printed
+    assert [float(rows[name]) for name in ("acting", "scoring", "update")] == [
+        pytest.approx(factor * acting, rel=0.02) for factor in (1, 2, 4)
+    ]
+    assert float(rows["an iteration"]) == pytest.approx(7 * acting / 60, rel=0.02)
 
 
 def test_a_policy_that_was_not_measured(
