@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("device", "openvla", "smolvla_expert", "pi0_lora", "attention")
+PARTS = ("device", "openvla", "smolvla_expert", "attention")
 
 
 def measure(output: Path, *flags: str) -> subprocess.CompletedProcess:
@@ -23,13 +23,13 @@ def test_parts_are_rehearsed_once(tmp_path: Path) -> None:
     done = measure(tmp_path, "--rehearse", "--parts", *PARTS)
     assert done.returncode == 0, done.stdout
     results = {part: json.loads((tmp_path / f"{part}.json").read_text())["figures"] for part in PARTS}
-    for policy in ("openvla", "smolvla_expert", "pi0_lora"):
+    for policy in ("openvla", "smolvla_expert"):
         figures = results[policy]
         assert all(row["per_s"] > 0 for phase in ("acting", "scoring", "update") for row in figures[phase])
         assert figures["agreement"]["ratio_scored_at_1"]["max"] < 1e-3
         assert figures["update_profile"] and figures["offload_during_rollout"]
     rates = json.loads((tmp_path / "rates.json").read_text())["policies"]
-    assert [entry["family"] for entry in rates] == ["openvla", "smolvla", "pi0"]
+    assert [entry["family"] for entry in rates] == ["openvla", "smolvla"]
     (tmp_path / "attention.json").unlink()
     again = measure(tmp_path, "--rehearse", "--parts", *PARTS)
     assert again.returncode == 0 and again.stdout.splitlines()[0].startswith("attention: done"), "no other runs again"
