@@ -1,6 +1,6 @@
 """`--dry_run --hours`: hours of GPU time of a run, from measured decisions per second.
 
-The rates are those of `benchmarks/gpu.py`; the ones that come with rlvla are in `gpu_rates.json`.
+`benchmarks/gpu.py` measures the rates; rlvla ships `gpu_rates.json`.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from benchmarks.full_size import SMOLVLM2_500M
 from rlvla.models.lerobot.config import Feature, Features
 from rlvla.models.lerobot.network import FlowNetwork
 from rlvla.models.smolvla.checkpoint import SmolVLAFiles
@@ -14,29 +15,6 @@ from rlvla.models.smolvla.config import SmolVLAConfig
 from rlvla.models.smolvla.network import VLM, SmolVLANetwork
 from rlvla.models.smolvla.vlm import VlmConfig
 from tests.support.flow_networks import CLOSE, FlowNetworkContract, Noisy, gradients
-
-SMOLVLM2_500M = {
-    "model_type": "smolvlm",
-    "scale_factor": 4,
-    "text_config": {
-        "model_type": "llama",
-        "hidden_size": 960,
-        "intermediate_size": 2560,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 15,
-        "num_key_value_heads": 5,
-        "head_dim": 64,
-        "vocab_size": 49280,
-    },
-    "vision_config": {
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "image_size": 512,
-        "patch_size": 16,
-    },
-}
 
 
 class TestSmolVLANetwork(FlowNetworkContract):
