@@ -87,10 +87,12 @@ def openvla(folder: Path, *, images: int = 1, proprio: bool = False, tiny: bool 
         return folder
     full = OpenVLAConfig().to_dict()
     names = ("text_config", "timm_model_ids", "image_sizes", "timm_model_kwargs", "pad_to_multiple_of")
-    change(folder / "config.json", {name: full[name] for name in names})
+    update_config(folder / "config.json", {name: full[name] for name in names})
     with torch.device("meta"):
         model = OpenVLAForActionPrediction(OpenVLAConfig(**options))
-    hollow(folder / "model.safetensors", {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()})
+    write_sparse_safetensors(
+        folder / "model.safetensors", {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    )
     return folder
 
 
@@ -102,12 +104,12 @@ def smolvla(folder: Path, *, tiny: bool = False) -> Path:
     if tiny:
         return folder
     vlm = {**json.loads((folder / VLM_FOLDER / "config.json").read_text()), **SMOLVLM2_500M}
-    change(folder / VLM_FOLDER / "config.json", vlm)
-    change(folder / "config.json", {"max_state_dim": 32, "max_action_dim": 32, "num_vlm_layers": 16})
+    update_config(folder / VLM_FOLDER / "config.json", vlm)
+    update_config(folder / "config.json", {"max_state_dim": 32, "max_action_dim": 32, "num_vlm_layers": 16})
     path = folder / "config.json"
     config = SmolVLAConfig.from_json(json.loads(path.read_text()), path)
     network = on_meta(SmolVLANetwork, config, VlmConfig.from_json(vlm, path))
-    hollow(folder / "model.safetensors", tensor_shapes(network))
+    write_sparse_safetensors(folder / "model.safetensors", tensor_shapes(network))
     return folder
 
 
@@ -122,13 +124,13 @@ def pi0(folder: Path, *, tiny: bool = False) -> Path:
         if ".images." in name:
             feature["shape"] = [3, 224, 224]
     sizes = {"max_state_dim": 32, "max_action_dim": 32, "image_resolution": [224, 224], "input_features": features}
-    change(folder / "config.json", sizes)
+    update_config(folder / "config.json", sizes)
     base = Features({"observation.state": Feature("STATE", (32,))}, {"action": Feature("ACTION", (32,))})
-    hollow(folder / "model.safetensors", file_shapes(Pi0Config(type=PI0, features=base), Sizes()))
+    write_sparse_safetensors(folder / "model.safetensors", file_shapes(Pi0Config(type=PI0, features=base), Sizes()))
     return folder
 
 
-def hollow(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+def write_sparse_safetensors(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
     """A safetensors file of these shapes in bfloat16, whose numbers take no room on a file system with sparse files."""
     header, end = {}, 0
     for name, shape in shapes.items():
@@ -140,7 +142,7 @@ def hollow(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
         file.truncate(8 + len(text) + end)
 
 
-def change(path: Path, settings: dict[str, Any]) -> None:
+def update_config(path: Path, settings: dict[str, Any]) -> None:
     """Replace settings of a config.json."""
     path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
 
