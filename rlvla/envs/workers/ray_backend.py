@@ -311,6 +311,7 @@ class RayBackend:
         }
         # Otherwise, Ray hides the GPUs from actors that reserve none, but simulators render on them.
         variables["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+        variables[MARK] = new_mark()  # a stopped worker of a local cluster does not notice its end
         # No restarts by Ray: the pool must see each failure to repeat the right episode.
         settings: dict[str, Any] = {"max_restarts": 0, "runtime_env": {"env_vars": variables}}
         self._placed = [(node, channel) for node, channel in self._placed if not channel.ended]
