@@ -234,7 +234,7 @@ def test_two_faults_in_five_episodes(tmp_path: Path) -> None:
     finished, dropped = [s.seed for s in samples], [d.request.seed for d in engine.stats.dropped]
     assert sorted(finished + dropped) == [r.seed for r in requests(episodes)]
     check_scores(samples)
-    # An episode that met a failing construction may have lost one more attempt than was planned for it.
     assert {seed for seed, count in planned.items() if count > 2} <= set(map(str, dropped))
-    assert all(planned[str(seed)] >= 1 for seed in dropped)
+    # Whichever episode waits for a construction that fails loses an attempt: four, of the three that drop an episode.
+    assert sum(max(0, 3 - planned[str(seed)]) for seed in dropped) <= 4
     assert engine.stats.retries + len(dropped) >= 0.38 * episodes
