@@ -163,11 +163,12 @@ def _judge(check: TaskCheck, phase: str, judge: Callable[..., None], *answer: ob
         check.problems += [f"{phase}: {problem}" for problem in error.problems if problem not in earlier]
 
 
-def _images(observation: Observation) -> np.ndarray | None:
+def _images(observation: object) -> np.ndarray | None:
     """The images of an observation, or None if they cannot be drawn."""
-    images = observation.images
-    drawable = isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.ndim == 4 and images.size > 0
-    return images if drawable and images.shape[3] == 3 else None
+    images = getattr(observation, "images", None)
+    if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.ndim != 4 or not images.size:
+        return None
+    return images if images.shape[3] == 3 else None
 
 
 def _timed(pool: WatchedPool, check: TaskCheck, phase: str, command: Command) -> Result:

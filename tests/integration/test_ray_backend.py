@@ -147,20 +147,19 @@ def test_a_killed_workers_episode_is_played_again_and_all_are_those_of_processes
         assert_same_episodes(samples, play(processes, 24)[0])
 
 
-def test_attacks_of_actors_cost_an_attempt_each(cluster: TwoNodes, tmp_path: Path) -> None:
-    attacks = dict.fromkeys(faulty_suite.RAY, "unreadable")
-    attacks |= {"megabytes": "unreadable", "kill": "ended", "raise": "exception", "long_error": "exception"}
-    attacks |= dict.fromkeys(("events_text", "instruction_surrogate", "absurd_reward", "late_success"), "bad_answer")
-    plan = {str(1000 + index): [["step", fault]] for index, fault in enumerate(attacks)}
+def test_faults_of_environments_cost_an_attempt_each(cluster: TwoNodes, tmp_path: Path) -> None:
+    faults = {"kill": "ended", "raise": "exception", "long_error": "exception"}
+    faults |= dict.fromkeys(("megabytes", "events_text", "events_nested", "absurd_reward"), "bad_answer")
+    plan = {str(1000 + index): [["step", fault]] for index, fault in enumerate(faults)}
     (tmp_path / "faults.json").write_text(json.dumps(plan))
     kwargs = {"use_proprio": True, "image_size": faulty_suite.SIZE, "plan": str(tmp_path)}
-    requests = [EpisodeRequest("faulty", 0, i, 1000 + i, "group") for i in range(len(attacks) + 2)]
+    requests = [EpisodeRequest("faulty", 0, i, 1000 + i, "group") for i in range(len(faults) + 2)]
     options = {"custom_modules": [faulty_suite.__file__], "start_timeout": START_SECONDS}
     with EnvPool(2, backend=RayBackend(cluster.address), **options) as pool:
         watched = WatchedPool(pool, WatchdogLimits(start=START_SECONDS))
         engine = RolloutEngine(watched, kwargs, {"success": 1.0}, tasks=[faulty_suite.task()])
         samples = engine.run(requests, ScriptedPolicy(faulty_suite.CHUNK, 1), temperature=1.0)
-    assert engine.stats.faults == Counter(attacks.values()) and engine.stats.dropped == []
+    assert engine.stats.faults == Counter(faults.values()) and engine.stats.dropped == []
     assert [sample.seed for sample in samples] == [request.seed for request in requests]
     for sample in samples:
         assert sample.success_at_end == faulty_suite.succeeds(sample.seed)

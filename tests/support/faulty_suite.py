@@ -5,13 +5,9 @@ environment that is built suffers make's n-th fault (null: none), the n-th attem
 Attempts are counted by files in that folder, since the processes that count them do not live long.
 """
 
-import gc
 import json
 import os
-import pickle
 import signal
-import struct
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +16,6 @@ import numpy as np
 
 from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_actions
 from rlvla.envs.registry import Suite, register_suite
-from rlvla.envs.workers import ray_backend, slab
 
 SIZE, CHUNK = 8, 2
 
@@ -89,67 +84,9 @@ CONTRACT = {
     "megabytes": lambda r: _seen(r, instruction="x" * 5_000_000),
 }
 KINDS = {
-    "events_nested": "unreadable",
-    "nothing": "exception",
-    "observation": "unreadable",
     "objects": "exception",
     "array_of_objects": "exception",
-    "megabytes": "unreadable",
 }
-
-
-class _RunsCode:
-    """Would leave a file if its pickle were read."""
-
-    def __init__(self, path: Path):
-        self.path = str(path)
-
-    def __reduce__(self):
-        return os.open, (self.path, os.O_CREAT)
-
-
-def _framed(message: bytes) -> bytes:
-    return struct.pack("!i", len(message)) + message
-
-
-# What a worker may write to its connection in the place of an answer.
-WIRE = {
-    "gigabyte": struct.pack("!i", 2**30) + bytes(100),
-    "negative_length": struct.pack("!iQ", -1, 2**40) + bytes(100),
-    "noise": np.random.default_rng(0).bytes(50_000),
-    "no_json": _framed(b"\x80\x04\xff"),
-    "deep": _framed(b"[" * 900_000),
-    "big_number": _framed(b'[[0,["chunk",' + b"9" * 100_000 + b"]]]"),
-    "no_answers": _framed(b"[]"),
-    "a_number": _framed(b"7"),
-    "wrong_slot": _framed(b'[[7,["values",{}]]]'),
-    "negative_slot": _framed(b'[[-1,["values",{}]]]'),
-    "twice": _framed(b'[[0,["failure","make","E","","",[],[]]],[0,["failure","make","E","","",[],[]]]]'),
-    "closed_slot": _framed(b'[[0,["failure","make","E","","",[],[55]]]]'),
-    "unknown_kind": _framed(b'[[0,["surprise"]]]'),
-    "few_fields": _framed(b'[[0,["chunk",1,2]]]'),
-    "greeting": _framed(b'{"hello":{"protocol":5,"rlvla":"0","python":"3","numpy":"2"}}'),
-    "terabytes": _framed(b'[[0,["observation",{"offset":0,"shape":[1000000000000],"dtype":"|u1"},null,""]]]'),
-    "gigabytes": _framed(b'[[0,["observation",{"offset":0,"shape":[1073741824],"dtype":"|u1"},null,""]]]'),
-    "negative_shape": _framed(b'[[0,["observation",{"offset":0,"shape":[-1,-1],"dtype":"|u1"},null,""]]]'),
-    "object_dtype": _framed(b'[[0,["observation",{"offset":0,"shape":[1],"dtype":"|O"},null,""]]]'),
-    "far_offset": _framed(b'[[0,["observation",{"offset":1000000000000,"shape":[1],"dtype":"|u1"},null,""]]]'),
-}
-
-# What an actor of Ray may return.
-RAY = {
-    "ray_noise": WIRE["noise"],
-    "ray_nothing": b"",
-    "ray_object": {"no": "bytes"},
-    "ray_long_head": struct.pack("!I", 2**31) + bytes(100),
-    "ray_no_message": struct.pack("!I", 2) + b"{}",
-}
-
-
-def _write(data: bytes) -> None:
-    descriptor = int(sys.argv[sys.argv.index("--connection_fd") + 1])
-    while data:
-        data = data[os.write(descriptor, data) :]
 
 
 def length_of(seed: int) -> int:
@@ -193,20 +130,6 @@ class FaultyEnv:
             os._exit(7)
         if fault == "sleep":
             time.sleep(600)
-        if fault in WIRE:
-            _write(WIRE[fault])
-            time.sleep(600)
-        if fault == "pickle":
-            _write(_framed(pickle.dumps(_RunsCode(self._folder / "code was run"))))
-            time.sleep(600)
-        if fault == "drip":
-            _write(struct.pack("!i", 1000))
-            while True:
-                _write(b"[")
-                time.sleep(0.01)
-        if fault == "flood":
-            while True:
-                _write(struct.pack("!i", 2**20) + bytes(2**20))
         if fault == "long_error":
             raise ZeroDivisionError("x" * 30_000_000)
         if fault == "strange_error":
@@ -215,12 +138,6 @@ class FaultyEnv:
             if os.fork():
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(600)
-        if fault == "shrink":  # the answer references memory that is gone
-            append = slab.Slab.append
-            slab.Slab.append = lambda self, array: (append(self, array), os.ftruncate(self._fd, 0))[0]
-        if fault in RAY:
-            [actor] = (item for item in gc.get_objects() if isinstance(item, ray_backend.RayWorker))
-            actor._reply = lambda *parts: RAY[fault]
         if fault == "wait":  # for the test to make the file, or to have failed
             ends = time.monotonic() + 120
             while not (self._folder / "go").exists() and time.monotonic() < ends:
@@ -235,9 +152,6 @@ class FaultyEnv:
             images = images[:, :-1]
         if fault == "dtype":
             images = images.astype(np.float32)
-        if fault == "past_slot":  # claims memory behind the end of the shared file
-            append = slab.Slab.append
-            slab.Slab.append = lambda self, array: slab.ArrayRef(10**9, array.shape, append(self, array).dtype)
         return Observation(images, proprio, self.task.instruction)
 
     def _now(self, phase: str) -> str | None:

@@ -61,7 +61,7 @@ class Channel(Protocol):
 
         Raises:
             WorkerGoneError: the worker has ended.
-            UnreadableError: the message is invalid.
+            DecodeError: the message is invalid.
         """
         ...
 

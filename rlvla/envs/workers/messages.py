@@ -3,7 +3,7 @@
 A worker has slots, each with its own episode. A message is a list of (slot, command) to the worker and of
 (slot, answer) from it; within a slot, commands and answers alternate. Arrays are not part of messages: the sender
 writes them to the slot's shared memory (`rlvla.envs.workers.slab`), and the message references them. Commands are
-pickled, since a worker trusts its pool; answers are not (`rlvla.envs.workers.codec`).
+pickled, answers are JSON (`rlvla.envs.workers.codec`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rlvla.envs.workers.slab import ArrayRef, Slab
 from rlvla.utils.errors import Problem
 
 # Increment on every incompatible change.
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 # Readable by all supported Python versions: a worker may run in another interpreter.
 _PICKLE_PROTOCOL = 4
 
@@ -117,8 +117,8 @@ class Failure:
     error_type: str
     message: str
     traceback: str
-    problems: tuple[Problem, ...] = ()
-    closed: tuple[int, ...] = ()
+    problems: Sequence[Problem] = ()
+    closed: Sequence[int] = ()
 
 
 SlotAnswer = tuple[int, Answer | Failure]
@@ -141,7 +141,7 @@ def dump_commands(commands: Sequence[tuple[int, Any]]) -> bytes:
 
 
 def load_commands(data: bytes) -> list[tuple[int, Any]]:
-    """The inverse of `dump_commands`; unpickles, so that only workers may call it, with data from their pool."""
+    """The inverse of `dump_commands`."""
     return pickle.loads(data)
 
 

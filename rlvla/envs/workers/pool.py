@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rlvla.envs.base import ChunkResult, Observation, TaskSpec
 from rlvla.envs.registry import get_suite, located, registered_suites
 from rlvla.envs.workers.backend import Backend, Channel, WorkerGoneError, WorkerOptions
-from rlvla.envs.workers.codec import UnreadableError
+from rlvla.envs.workers.codec import DecodeError
 from rlvla.envs.workers.messages import (
     PROTOCOL_VERSION,
     Answer,
@@ -25,7 +24,6 @@ from rlvla.envs.workers.messages import (
     PrivilegedState,
     Reset,
     RunExpert,
-    SlotAnswer,
     SlotCommand,
     StepChunk,
 )
@@ -42,9 +40,9 @@ class WorkerState(enum.Enum):
     DEAD = "dead"
 
 
-# Causes of a failure: an exception, the end of the process, a time limit, an unreadable message, an answer that
-# violates the contract, a command that could not be sent, and (lost) a failure of another slot.
-FAULT_KINDS = ("exception", "ended", "late", "unreadable", "bad_answer", "unsent", "lost")
+# Causes of a failure: an exception, the end of the process, a time limit, an answer that violates the contract, a
+# command that could not be sent, and (lost) a failure of another slot.
+FAULT_KINDS = ("exception", "ended", "late", "bad_answer", "unsent", "lost")
 
 
 class EnvWorkerError(RunEnded):
@@ -110,17 +108,6 @@ PHASES: dict[type, str] = {
     RunExpert: "run_expert",
     PlayActions: "play_actions",
     PrivilegedState: "privileged_state",
-}
-
-
-# Command -> type of its answer.
-ANSWERS: dict[type, type] = {
-    Make: TaskSpec,
-    Reset: Observation,
-    StepChunk: ChunkResult,
-    RunExpert: dict,
-    PlayActions: dict,
-    PrivilegedState: dict,
 }
 
 
@@ -234,22 +221,6 @@ class WorkerHandle:
         except OSError:
             del self.pending[-len(commands) :]
             raise
-
-    def check(self, answers: object) -> list[SlotAnswer]:
-        """Return the answers, failures last; `UnreadableError` unless each is an answer to a pending command."""
-        if not isinstance(answers, list):
-            raise UnreadableError("a second greeting")
-        slots = {slot for slot, _ in answers}
-        if not answers or len(slots) < len(answers) or not slots <= set(self.pending):
-            raise UnreadableError(f"answers of slots {[slot for slot, _ in answers]}, but pending are {self.pending}")
-        for slot, answer in answers:
-            command = self.slots[slot].command
-            if isinstance(answer, Failure):
-                if not all(0 <= other < len(self.slots) for other in answer.closed):
-                    raise UnreadableError(f"slots {answer.closed} were closed, of {len(self.slots)}")
-            elif not isinstance(answer, ANSWERS[type(command)]):
-                raise UnreadableError(f"{type(answer).__name__} in answer to {type(command).__name__}")
-        return sorted(answers, key=lambda item: isinstance(item[1], Failure))  # failures may discard other environments
 
     def take(self, slot: int, answer: Answer | Failure) -> Result:
         """Convert an answer to a result and update the slot."""
@@ -535,45 +506,35 @@ class EnvPool:
             worker.channel.kill()
             self._reap(worker)
             raise worker.error(0, f"not ready after {self._start_timeout:g} s", kind="late")
-        [(_, hello)] = self._greet(worker)
+        [(_, hello)] = self._collect(worker)
         if isinstance(hello, Exception):
             raise hello
 
-    def _greet(self, worker: WorkerHandle) -> list[tuple[int, Result]]:
-        """Read the first message of a worker."""
-        account = ""
+    def _collect(self, worker: WorkerHandle) -> list[tuple[int, Result]]:
         try:
-            hello = worker.channel.receive()
+            message = worker.channel.receive()
         except WorkerGoneError:
             return self._reap(worker)
-        except UnreadableError as error:
-            hello, account = [], f"{worker.channel.place} sent {error} instead of a greeting"
-        theirs = (hello.protocol, hello.rlvla) if isinstance(hello, Hello) else (None, None)
-        if theirs != (PROTOCOL_VERSION, __version__):
-            if isinstance(hello, Hello):
-                account = f"{worker.channel.place} has rlvla {theirs[1]} (worker protocol {theirs[0]})"
+        except DecodeError as error:  # what follows may be out of step
+            worker.channel.kill()
+            return self._reap(worker, f"sent a message that cannot be decoded ({error}) and was killed", "bad_answer")
+        if isinstance(message, Hello):
+            return self._greet(worker, message)
+        worker.since = time.monotonic()
+        answers = sorted(message, key=lambda item: isinstance(item[1], Failure))  # failures may discard environments
+        return [(worker.first + slot, worker.take(slot, answer)) for slot, answer in answers]
+
+    def _greet(self, worker: WorkerHandle, hello: Hello) -> list[tuple[int, Result]]:
+        """Compare the versions of a worker with those of this process."""
+        if (hello.protocol, hello.rlvla) != (PROTOCOL_VERSION, __version__):
             message = (
-                f"{account or 'there was no greeting'}, this process has rlvla {__version__} (worker protocol "
-                f"{PROTOCOL_VERSION}); install the same version in both"
+                f"{worker.channel.place} has rlvla {hello.rlvla} (worker protocol {hello.protocol}), this process has "
+                f"rlvla {__version__} (worker protocol {PROTOCOL_VERSION}); install the same version in both"
             )
             worker.channel.kill()
-            return self._reap(worker, message, "unreadable")
+            return self._reap(worker, message)
         worker.state = WorkerState.IDLE
-        assert isinstance(hello, Hello)
         return [(worker.first, hello)]
-
-    def _collect(self, worker: WorkerHandle) -> list[tuple[int, Result]]:
-        if worker.state is WorkerState.BUSY:
-            return self._greet(worker)
-        try:
-            answers = worker.check(worker.channel.receive())
-        except WorkerGoneError:
-            return self._reap(worker)
-        except UnreadableError as error:
-            worker.channel.kill()
-            return self._reap(worker, f"sent an answer that cannot be read ({error}) and was killed", "unreadable")
-        worker.since = time.monotonic()
-        return [(worker.first + slot, worker.take(slot, answer)) for slot, answer in answers]
 
     def _reap(self, worker: WorkerHandle, account: str | None = None, kind: str = "ended") -> list[tuple[int, Result]]:
         """Ensure that a worker's process has ended, and return the failures of all slots with a pending answer.

@@ -20,17 +20,10 @@ import numpy as np
 
 from rlvla import version
 from rlvla.envs.workers.backend import WorkerGoneError, WorkerOptions
-from rlvla.envs.workers.codec import (
-    LARGEST_ARRAYS,
-    LARGEST_MESSAGE,
-    UnreadableError,
-    arrays_due,
-    decode_message,
-    reference_of,
-)
+from rlvla.envs.workers.codec import decode_message
 from rlvla.envs.workers.guardian import MARK, kill_marked, new_mark
 from rlvla.envs.workers.messages import Hello, SlotAnswer, SlotCommand, dump_commands, pack
-from rlvla.envs.workers.slab import Slab, create_slab_file
+from rlvla.envs.workers.slab import ArrayRef, Slab, create_slab_file
 from rlvla.utils.errors import ConfigError
 
 # One core per worker. LP_NUM_THREADS is for Mesa's software renderer, which otherwise starts a thread per core.
@@ -76,10 +69,9 @@ class ProcessChannel:
         connection.settimeout(_SEND_SECONDS)  # for sending; nothing waits to receive
         self.process, self.mark = process, mark
         self.connection = connection
-        self.inbox = Inbox(connection, LARGEST_MESSAGE * len(slabs))
+        self.inbox = Inbox(connection)
         self.death = _death_of(process.pid)
-        self._slabs, self._most_arrays = slabs, LARGEST_ARRAYS
-        self._python = python
+        self._slabs, self._python = slabs, python
 
     @property
     def pid(self) -> int:
@@ -103,7 +95,6 @@ class ProcessChannel:
 
     def send(self, commands: Sequence[SlotCommand]) -> None:
         """Send commands as one message."""
-        self._most_arrays = max(self._most_arrays, arrays_due(commands))
         message = [(slot, pack(command, self._slabs[slot])) for slot, command in commands]
         try:
             send_message(self.connection, dump_commands(message))
@@ -118,10 +109,10 @@ class ProcessChannel:
         message = self.inbox.take()
         if message is None:
             raise WorkerGoneError
-        return decode_message(message, self._load, len(self._slabs), self._most_arrays)
+        return decode_message(message, self._load)
 
-    def _load(self, slot: int, reference: Mapping[str, Any]) -> np.ndarray:
-        return self._slabs[slot].read(reference_of(reference))
+    def _load(self, reference: dict[str, Any]) -> np.ndarray:
+        return self._slabs[reference.pop("slot")].read(ArrayRef(**reference))
 
     def kill(self) -> None:
         """SIGKILL the process group."""
@@ -307,28 +298,26 @@ class Inbox:
 
     Args:
         connection: a socket that does not block.
-        limit: maximum bytes of a message.
 
     Attributes:
         at_end: whether the other side has closed the connection.
     """
 
-    def __init__(self, connection: socket.socket, limit: int):
-        self._fd, self._limit = connection.fileno(), limit
+    def __init__(self, connection: socket.socket):
+        self._fd = connection.fileno()
         self._bytes = bytearray()
         self.at_end = False
 
     @property
     def is_ready(self) -> bool:
-        """Whether a message is complete, too long, or will never be complete."""
-        return self.at_end or self._has_message()
+        """Whether a message is complete or will never be."""
+        return self.at_end or self._message_end() is not None
 
-    def _has_message(self) -> bool:
-        length = self._length()
-        return length is not None and (not 0 <= length <= self._limit or len(self._bytes) >= _HEADER.size + length)
-
-    def _length(self) -> int | None:
-        return _HEADER.unpack_from(self._bytes)[0] if len(self._bytes) >= _HEADER.size else None
+    def _message_end(self) -> int | None:
+        if len(self._bytes) < _HEADER.size:
+            return None
+        end: int = _HEADER.size + _HEADER.unpack_from(self._bytes)[0]
+        return end if len(self._bytes) >= end else None
 
     def fill(self) -> None:
         """Read available bytes until a message is complete."""
@@ -343,18 +332,10 @@ class Inbox:
             self.at_end = not data
 
     def take(self) -> bytes | None:
-        """Remove and return the first message; None if there is none.
-
-        Raises:
-            UnreadableError: it announces a length beyond the limit.
-        """
-        if not self._has_message():
+        """Remove and return the first message; None if there is none."""
+        end = self._message_end()
+        if end is None:
             return None
-        length = self._length()
-        assert length is not None
-        if not 0 <= length <= self._limit:
-            raise UnreadableError(f"a message of {length} bytes, more than {self._limit}")
-        end = _HEADER.size + length
         message = bytes(self._bytes[_HEADER.size : end])
         del self._bytes[:end]
         return message

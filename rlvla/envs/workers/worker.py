@@ -19,7 +19,7 @@ from rlvla.envs.batched_slots import SlotEnv
 from rlvla.envs.experts import make_expert
 from rlvla.envs.experts.episode import play_actions, play_expert_episode
 from rlvla.envs.registry import get_suite, load_custom_module, make_batched_env, make_env, trust_suite
-from rlvla.envs.workers.codec import encode_answer, encode_hello, join_answers
+from rlvla.envs.workers.codec import encode_answer, encode_hello, join_answers, readable
 from rlvla.envs.workers.messages import (
     PROTOCOL_VERSION,
     Answer,
@@ -40,6 +40,9 @@ from rlvla.envs.workers.messages import (
 from rlvla.envs.workers.slab import Slab
 from rlvla.utils.errors import ConfigError, MissingExtraError, Problem
 from rlvla.version import __version__
+
+# Maximum characters of an exception's text and of its traceback.
+_TEXT, _TRACEBACK = 2_000, 20_000
 
 
 class _Built:
@@ -281,7 +284,7 @@ def serve(connection: Connection, slabs: Sequence[Slab], custom_modules: Sequenc
 
     def encode(slot: int, answer: Answer | Failure) -> str:
         slabs[slot].rewind()
-        return encode_answer(answer, lambda array: vars(slabs[slot].append(array)))
+        return encode_answer(answer, lambda array: {"slot": slot, **vars(slabs[slot].append(array))})
 
     connection.send_bytes(encode_hello(hello()))
     worker = Worker(custom_modules, len(slabs))
@@ -306,13 +309,19 @@ def serve(connection: Connection, slabs: Sequence[Slab], custom_modules: Sequenc
 
 
 def describe_failure(phase: str, error: Exception) -> Failure:
-    """Convert an exception to a `Failure`."""
-    problems: tuple[Problem, ...] = ()
+    """Convert an exception to a `Failure` with readable texts of limited length."""
+    problems: Sequence[Problem] = ()
     if isinstance(error, ConfigError):
-        problems = tuple(error.problems)
+        problems = error.problems
     elif isinstance(error, MissingExtraError):
-        problems = (Problem(None, "unavailable", str(error)),)
-    return Failure(phase, type(error).__name__, str(error), "".join(traceback.format_exception(error)), problems)
+        problems = [Problem(None, "unavailable", str(error))]
+    return Failure(
+        phase,
+        type(error).__name__,
+        readable(str(error), _TEXT),
+        readable("".join(traceback.format_exception(error)), _TRACEBACK),
+        [replace(problem, text=readable(problem.text, _TEXT)) for problem in problems],
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -10,7 +10,7 @@ from typing import TypeVar, cast
 import numpy as np
 
 from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_chunk, check_init_state_id
-from rlvla.envs.workers.answer_checks import AnswerChecker
+from rlvla.envs.workers.answer_checks import AnswerChecker, BadAnswerError
 from rlvla.envs.workers.messages import Command, EnvSpec, Make, PrivilegedState, Reset, StepChunk
 from rlvla.envs.workers.pool import EnvPool, EnvWorkerError
 
@@ -83,5 +83,6 @@ class WorkerEnv:
             if error.error_type == "ValueError":
                 raise ValueError(str(error)) from error
             raise
-        assert isinstance(result, kind)
+        if not isinstance(result, kind):
+            raise BadAnswerError([f"expected {kind.__name__}, not {type(result).__name__}"])
         return result

@@ -23,8 +23,6 @@ from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.experts.episode import play_actions
 from rlvla.envs.registry import make_env
 from rlvla.envs.suite_flags import suite_flags
-from rlvla.envs.workers.codec import LARGEST_EPISODE, arrays_due
-from rlvla.envs.workers.messages import EnvSpec, PlayActions
 from rlvla.envs.workers.pool import EnvPool
 from rlvla.models.config import PolicyConfig
 from rlvla.models.families import check_checkpoint
@@ -177,4 +175,3 @@ def test_actions_of_another_episode_are_noticed(change: int, message: str) -> No
     assert len(play_actions(env, np.zeros((4, 2), np.float32), 0, 0)["actions"]) == 4
     with pytest.raises(RuntimeError, match=message):
         play_actions(env, np.zeros((4 + change, 2), np.float32), 0, 0)
-    assert arrays_due([(0, PlayActions(EnvSpec("toy_reach", 0), 0, 0, np.zeros((4, 2))))]) == LARGEST_EPISODE

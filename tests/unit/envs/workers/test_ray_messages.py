@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 
 from rlvla.envs import make_env
 from rlvla.envs.testing import assert_same_observation, assert_same_result
-from rlvla.envs.workers.codec import UnreadableError, encode_answer, join_answers
+from rlvla.envs.workers.codec import encode_answer, join_answers
 from rlvla.envs.workers.config import WorkerConfig
 from rlvla.envs.workers.ray_backend import (
     FRAMES,
@@ -35,7 +34,7 @@ def encode(answer: Any, frames: str) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    envelope, [(slot, answer)] = read_reply(data, 1)
+    envelope, [(slot, answer)] = read_reply(data)
     assert (envelope.pid, envelope.host, envelope.rss_bytes, envelope.is_batched, slot) == (4, "here", 5, True, 0)
     return answer
 
@@ -70,22 +69,10 @@ def test_arrays_of_objects_are_refused() -> None:
         encode({"array": np.array([object()])}, "raw")
 
 
-@pytest.mark.parametrize("frames", FRAMES)
-def test_damaged_replies_are_unreadable(frames: str) -> None:
-    """A reply with a modified or truncated header or message is decoded or raises UnreadableError."""
-    good = encode(make_env("toy_reach", 0, image_size=16).reset(0, 0), frames)
-    rng = np.random.default_rng(0)
-    refused = 0
-    for trial in range(400):
-        bad = bytearray(good)
-        for position in rng.integers(0, min(300, len(bad)), 1 + trial % 4):
-            bad[position] = rng.integers(256)
-        data = bytes(bad) if trial % 5 else good[: rng.integers(len(good))]
-        try:
-            read_reply(data, 1)
-        except UnreadableError:
-            refused += 1
-    assert refused > 200
+def test_frames_of_a_whole_episode_exceed_the_pixel_limit_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 100)
+    array = np.arange(10 * 8 * 8 * 3, dtype=np.uint8).reshape(10, 8, 8, 3)
+    np.testing.assert_array_equal(decode(encode({"array": array}, "png"))["array"], array)
 
 
 @pytest.mark.parametrize("address", ["host:port", "host:0", ":6379", "host:99999"])
@@ -136,19 +123,3 @@ def test_flags_that_do_not_go_together() -> None:
     assert WorkerConfig().problems("other/python") == []
     with pytest.raises(ConfigError, match="ray_frames"):
         WorkerConfig(ray_frames="png").pool(1)
-
-
-@pytest.mark.parametrize(
-    "head",
-    [
-        b'{"pid": Infinity, "host": "a", "rss_bytes": 1, "is_batched": false, "message_bytes": 0}',
-        b'{"pid": 1, "host": "a", "rss_bytes": 1' + b"0" * 400 + b', "is_batched": false, "message_bytes": 0}',
-        b"[" * 3900,
-        b"[1]",
-        b'{"pid": {}}',
-    ],
-    ids=["an infinite number", "memory beyond floats", "nested deeply", "a list", "an object for a number"],
-)
-def test_facts_about_the_process_that_are_none(head: bytes) -> None:
-    with pytest.raises(UnreadableError):
-        read_reply(struct.pack("!I", len(head)) + head, 1)

@@ -1,6 +1,5 @@
-"""Answers that break the protocol or the contract, read without a process: each is rejected."""
+"""Encoding, decoding and contract checks of answers, without a process."""
 
-import pickle
 import socket
 import struct
 from dataclasses import replace
@@ -8,19 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlvla.envs.base import Observation, TaskSpec
 from rlvla.envs.workers.answer_checks import AnswerChecker, BadAnswerError
 from rlvla.envs.workers.codec import (
-    LARGEST_MESSAGE,
-    UnreadableError,
+    DecodeError,
     decode_message,
     encode_answer,
     encode_hello,
     join_answers,
     readable,
 )
-from rlvla.envs.workers.messages import EnvSpec, Failure, Make, Reset, StepChunk
-from rlvla.envs.workers.pool import WorkerHandle
 from rlvla.envs.workers.processes import Inbox
 from rlvla.envs.workers.ray_backend import ArrayWriter, Envelope, read_reply, write_reply
 from rlvla.envs.workers.worker import describe_failure, hello
@@ -31,32 +26,18 @@ OPTIONS = {"use_proprio": True, "image_size": faulty_suite.SIZE}
 ACTIONS = np.zeros((faulty_suite.CHUNK, 1), np.float32)
 
 
-class Sink:
-    """A channel that swallows commands."""
-
-    def send(self, commands):
-        pass
-
-
-def pending(*commands):
-    """A worker that owes answers to these commands, one per slot."""
-    worker = WorkerHandle(0, 0, len(commands), Sink())
-    worker.send(list(enumerate(commands)))
-    return worker
-
-
 def result_of(seed, chunks=1):
     env = faulty_suite.make(0)
     env.reset(0, seed)
     return [env.step_chunk(ACTIONS) for _ in range(chunks)][-1]
 
 
-def received(answer, command):
+def received(answer):
     """The answer as it arrives."""
     arrays = ArrayWriter("raw")
     message = join_answers([(0, encode_answer(answer, arrays.store))])
-    _, answers = read_reply(write_reply(Envelope(1, "here", 1), message, arrays.chunks), 1)
-    return pending(command).check(answers)[0][1]
+    _, [(_, answer)] = read_reply(write_reply(Envelope(1, "here", 1), message, arrays.chunks))
+    return answer
 
 
 @pytest.mark.parametrize("seed", [1017, 1001, 1007], ids=["success", "truncated", "goes on"])
@@ -64,12 +45,12 @@ def received(answer, command):
 def test_results_that_break_the_contract(fault, seed):
     good = result_of(seed)
     checker = AnswerChecker(faulty_suite.task(), OPTIONS)
-    checker.chunk(received(good, StepChunk(ACTIONS)), len(ACTIONS))
+    checker.chunk(received(good), len(ACTIONS))
     bad = faulty_suite.CONTRACT[fault](good)
-    errors = {"exception": (TypeError, ValueError), "unreadable": UnreadableError}
-    expected = errors.get(faulty_suite.KINDS.get(fault, "bad_answer"), BadAnswerError)
+    # From encoding in the worker; or from decoding and checking.
+    expected = (TypeError, ValueError) if fault in faulty_suite.KINDS else (DecodeError, BadAnswerError)
     with pytest.raises(expected) as error:
-        checker.chunk(received(bad, StepChunk(ACTIONS)), len(ACTIONS))
+        checker.chunk(received(bad), len(ACTIONS))
     assert len(str(error.value)) < 500 and str(error.value).isprintable()
 
 
@@ -90,43 +71,19 @@ def test_events_are_names_where_the_task_declares_none():
     checker.chunk(faulty_suite.CONTRACT["events_unknown"](result_of(1007)), 2)
     with pytest.raises(BadAnswerError, match="names"):
         checker.chunk(faulty_suite.CONTRACT["events_numbers"](result_of(1007)), 2)
+    with pytest.raises(BadAnswerError, match="frozenset"):
+        checker.chunk(faulty_suite.CONTRACT["events_words"](result_of(1007)), 2)
 
 
-@pytest.mark.parametrize("wire", faulty_suite.WIRE)
-def test_bytes_that_are_no_message(wire):
-    ours, theirs = socket.socketpair()
-    ours.settimeout(1.0)
-    with ours, theirs:
-        inbox = Inbox(ours, LARGEST_MESSAGE)
-        theirs.settimeout(1.0)
-        with pytest.raises(UnreadableError) as error:
-            read(inbox, theirs, faulty_suite.WIRE[wire])
-        assert len(str(error.value)) < 3000
-
-
-def read(inbox, sender, data):
-    """Send bytes and read the first message among them, as a pool that waits for the result of a chunk."""
-    while not inbox.is_ready:
-        data = data[sender.send(data[: 2**16]) :]
-        inbox.fill()
-    return pending(StepChunk(ACTIONS)).check(decode_message(inbox.take(), no_arrays, 1))
-
-
-def no_arrays(slot, reference):
-    raise ValueError("outside")
-
-
-def test_a_pickle_is_not_read(tmp_path):
-    with pytest.raises(UnreadableError):
-        decode_message(pickle.dumps(faulty_suite._RunsCode(tmp_path / "ran")), no_arrays, 1)
-    assert not (tmp_path / "ran").exists()
+def no_arrays(reference):
+    raise AssertionError
 
 
 def test_a_message_in_pieces():
     ours, theirs = socket.socketpair()
     ours.settimeout(1.0)
     with ours, theirs:
-        inbox, data = Inbox(ours, 100), struct.pack("!i", 3) + b"abc" + struct.pack("!i", 0)
+        inbox, data = Inbox(ours), struct.pack("!i", 3) + b"abc" + struct.pack("!i", 0)
         for byte in data[:6]:
             theirs.send(bytes([byte]))
             inbox.fill()
@@ -139,35 +96,13 @@ def test_a_message_in_pieces():
         assert inbox.is_ready and inbox.at_end
 
 
-def test_random_changes_are_read_or_refused():
-    """500 damaged messages of each kind; a change inside a text or a number may go unnoticed here."""
-    rng, refused = np.random.default_rng(0), 0
-    failure = Failure("make", "E", "text", "trace", (Problem("flag", "reason", "text"),), ())
-    answers = (failure, result_of(1007), faulty_suite.make(0).reset(0, 0), faulty_suite.task())
-    for answer in answers:
-        arrays = ArrayWriter("raw")
-        good = join_answers([(0, encode_answer(answer, arrays.store))])
-        command = Reset(EnvSpec("faulty", 0), 0, 0) if isinstance(answer, Observation) else StepChunk(ACTIONS)
-        command = Make(EnvSpec("faulty", 0)) if isinstance(answer, TaskSpec) else command
-        for trial in range(500):
-            bad = bytearray(good)
-            for position in rng.integers(0, len(bad), 1 + trial % 3):
-                bad[position] = rng.choice(list(b'[]{},":0123456789truefalsn\\\xff\x00'))
-            data = write_reply(Envelope(1, "here", 1), bytes(bad), arrays.chunks)
-            try:
-                pending(command).check(read_reply(data, 1)[1])
-            except UnreadableError:
-                refused += 1
-    assert 500 < refused < 2000
-
-
 def test_every_answer_comes_back_as_it_was():
     failure = describe_failure("make", ConfigError([Problem(None, "r", "a"), Problem("f", "", "b")]))
-    assert received(failure, StepChunk(ACTIONS)) == failure
-    assert received(faulty_suite.task(), Make(EnvSpec("faulty", 0))) == faulty_suite.task()
+    assert received(replace(failure, closed=[2])) == replace(failure, closed=[2])
+    assert received(faulty_suite.task()) == faulty_suite.task()
     assert decode_message(encode_hello(hello()), no_arrays) == hello()
     result = replace(result_of(1001), steps_executed=np.int64(2), terminated=np.bool_(False))
-    again = received(result, StepChunk(ACTIONS))
+    again = received(result)
     assert type(again.steps_executed) is int and again.terminated is False and again.events == result.events
 
 
@@ -179,7 +114,7 @@ def test_an_exception_of_megabytes_is_cut():
     assert len(answer) < 50_000
     failure = decode_message(join_answers([(0, answer)]), no_arrays)[0][1]
     assert failure.message.endswith("the end") and "characters left out" in failure.message
-    assert "test_hostile_answers.py" in failure.traceback and failure.traceback.rstrip().endswith("the end")
+    assert "test_answers.py" in failure.traceback and failure.traceback.rstrip().endswith("the end")
 
 
 def test_text_that_cannot_be_printed():
@@ -188,26 +123,16 @@ def test_text_that_cannot_be_printed():
     assert text.encode()
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        b'[[0,["values",5]]]',
-        b'[[0,["task",[1]]]]',
-        b'[[0,["task",{"machine":' + b"[" * 900 + b"]" * 900 + b"}]]]",
-        b'[[0,["failure","a","b","c","d",5,[]]]]',
-        b'{"hello":[]}',
-        b'[["x",[]]]',
-    ],
-)
-def test_fields_of_the_wrong_type_are_unreadable(message):
-    with pytest.raises(UnreadableError):
-        decode_message(message, no_arrays, 1)
+@pytest.mark.parametrize("message", [b"", b"\x80\x04\xff", b'[[0,{"$type":"Obser', b"7", b'{"hello":[]}'])
+def test_messages_that_cannot_be_decoded(message):
+    with pytest.raises(DecodeError):
+        decode_message(message, no_arrays)
 
 
 def test_a_task_with_lists_equals_its_copy_from_a_worker():
     task = replace(faulty_suite.task(), propositions=["a", "b"], gripper_dims=[6], goals=[["a"], ["b"]])
     assert task.goals == (("a",), ("b",)) and hash(task) is not None
-    copy = decode_message(join_answers([(0, encode_answer(task, no_arrays))]), no_arrays, 1)[0][1]
+    copy = decode_message(join_answers([(0, encode_answer(task, no_arrays))]), no_arrays)[0][1]
     assert copy == task
     AnswerChecker(task, OPTIONS).made(copy)
 
@@ -238,7 +163,7 @@ COMPONENTS = {"near": np.array([-0.5, 0.0], np.float32), "far": np.array([0.25, 
 
 def test_components_come_back_as_they_were():
     task = replace(faulty_suite.task(), reward_components=("near", "far"))
-    again = received(replace(result_of(1007), components=dict(COMPONENTS)), StepChunk(ACTIONS))
+    again = received(replace(result_of(1007), components=dict(COMPONENTS)))
     AnswerChecker(task, OPTIONS).chunk(again, 2)
     assert again.components.keys() == COMPONENTS.keys()
     for name, values in COMPONENTS.items():
@@ -264,7 +189,7 @@ def test_components_that_break_the_contract(components, executed, message):
     good = result_of(1007)
     result = replace(good, components=components, steps_executed=executed, events=good.events[:executed])
     with pytest.raises(BadAnswerError, match=message):
-        AnswerChecker(task, OPTIONS).chunk(received(result, StepChunk(ACTIONS)), 2)
+        AnswerChecker(task, OPTIONS).chunk(received(result), 2)
 
 
 STEP_ACTIONS = np.array([[0.5, -1.0, 0.25]], np.float32)
@@ -277,7 +202,7 @@ def result_of_a_primitive(step_actions):
 
 
 def test_actions_of_primitives_come_back_as_they_were():
-    again = received(result_of_a_primitive(STEP_ACTIONS), StepChunk(ACTIONS))
+    again = received(result_of_a_primitive(STEP_ACTIONS))
     np.testing.assert_array_equal(again.step_actions, STEP_ACTIONS)
 
 
@@ -293,7 +218,7 @@ def test_actions_of_primitives_come_back_as_they_were():
 )
 def test_actions_of_primitives_that_break_the_contract(step_actions, message):
     with pytest.raises(BadAnswerError, match=message):
-        AnswerChecker(PRIMITIVE, OPTIONS).chunk(received(result_of_a_primitive(step_actions), StepChunk(ACTIONS)), 2)
+        AnswerChecker(PRIMITIVE, OPTIONS).chunk(received(result_of_a_primitive(step_actions)), 2)
 
 
 def test_actions_of_primitives_that_nobody_declared():
