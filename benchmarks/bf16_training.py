@@ -36,7 +36,7 @@ class Size:
     Attributes:
         policies: flags of a new policy.
         demos: number of demonstrations.
-        epochs: of supervised learning.
+        epochs: of supervised learning, by policy.
         iterations: of reinforcement learning.
         states: initial states per iteration, in groups of `group` episodes.
         group: episodes per initial state.
@@ -46,7 +46,7 @@ class Size:
 
     policies: dict[str, str]
     demos: int
-    epochs: int
+    epochs: dict[str, int]
     iterations: int
     states: int
     group: int
@@ -64,17 +64,17 @@ SIZES = {
     "30M": Size(
         {"openvla": f"{LARGE} --tiny_llm_layers 6", "smolvla": f"{LARGE} --tiny_llm_layers 8 --model_family smolvla"},
         demos=400,
-        epochs=1,
+        epochs={"openvla": 1, "smolvla": 3},
         iterations=20,
         states=4,
         group=8,
         updates=1,
-        rates={"openvla": 1e-3, "smolvla": 3e-4},
+        rates={"openvla": 1e-3, "smolvla": 3e-5},
     ),
     "tiny": Size(
         {"openvla": TINY, "smolvla": f"{TINY} --model_family smolvla"},
         demos=60,
-        epochs=4,
+        epochs={"openvla": 4, "smolvla": 4},
         iterations=20,
         states=2,
         group=8,
@@ -96,7 +96,8 @@ def start(policy: str, size: Size, output: Path) -> Path:
         collect(words.split())
     if not (folder / "policy").exists():
         words = f"--demos {demos} --save_path {folder} --pretrain tiny {size.policies[policy]} --action_chunk_len 3 "
-        words += f"--max_epochs {size.epochs} --train_batch_size 32 --learning_rate 5e-4 --bf16 --no-use_tensorboard"
+        words += f"--max_epochs {size.epochs[policy]} "
+        words += "--train_batch_size 32 --learning_rate 5e-4 --bf16 --no-use_tensorboard"
         train_sft(words.split())
     return folder / "policy"
 
