@@ -52,6 +52,11 @@ class NetworkPolicy(nn.Module):
         """Features [B, K, d] for values; override it if `hidden` returns another shape."""
         return hidden
 
+    def values(self, hidden: Any) -> Tensor:
+        """[B, K] of the value head; override it if values are read from other features."""
+        assert self.value_head is not None
+        return self.value_head(self.column_features(hidden)).squeeze(-1)
+
     def summary(self, hidden: Any) -> Tensor:
         """[B, s] float32: one vector per observation, e.g. for DSRL's actor; only with `PolicySpec.summary_dim`."""
         raise NotImplementedError
@@ -86,7 +91,7 @@ class NetworkPolicy(nn.Module):
         if "values" in wants:
             if self.value_head is None:
                 raise ValueError("this policy has no value head")
-            quantities["values"] = self._spread(self.value_head(self.column_features(hidden)).squeeze(-1).float())
+            quantities["values"] = self._spread(self.values(hidden).float())
         if not set(wants) - {"values"}:
             return quantities
         distribution = self._head.distribution(self, hidden, temperature)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from rlvla.algorithms.flow import learned_std
 from rlvla.models.compact.config import CompactConfig, padding
 from rlvla.models.compact.text import Sentences, TextEncoder
+from rlvla.models.value_models import scalar_head
 
 
 class FiLM(nn.Module):
@@ -73,7 +74,11 @@ def _positions(side: int) -> Tensor:
 
 
 class CompactNetwork(nn.Module):
-    """Observations to one vector per column of a decision."""
+    """Observations to one vector per column of a decision.
+
+    Attributes:
+        features: F, width of `encode`.
+    """
 
     def __init__(self, config: CompactConfig):
         super().__init__()
@@ -81,16 +86,16 @@ class CompactNetwork(nn.Module):
         self.text = TextEncoder(config.text_buckets, config.text_width)
         cameras = [CameraEncoder(config) for _ in range(config.num_images_in_input)]
         self.cameras = nn.ModuleList(cameras)
-        features = sum(camera.features for camera in cameras)
-        self.join = nn.Linear(features + config.text_width + config.proprio_dim, config.width)
+        self.features = sum(camera.features for camera in cameras) + config.text_width + config.proprio_dim
+        self.join = nn.Linear(self.features, config.width)
         self.norm = nn.LayerNorm(config.width)
         self.block = nn.Sequential(
             nn.Linear(config.width, 2 * config.width), nn.ReLU(), nn.Linear(2 * config.width, config.width)
         )
         self.columns = nn.Linear(config.width, config.columns * config.column_width)
 
-    def forward(self, images: Tensor, proprio: Tensor | None, sentences: Sentences) -> Tensor:
-        """[B, K, column_width].
+    def encode(self, images: Tensor, proprio: Tensor | None, sentences: Sentences) -> Tensor:
+        """Features [B, F] of cameras, instruction and proprio.
 
         Args:
             images: [B, N, H, W, 3] uint8.
@@ -107,9 +112,28 @@ class CompactNetwork(nn.Module):
         if self.config.proprio_dim:
             assert proprio is not None
             features.append(proprio.to(weight.dtype))
-        hidden = torch.relu(self.norm(self.join(torch.cat(features, 1))))
+        return torch.cat(features, 1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features [B, F] -> [B, K, column_width]."""
+        hidden = torch.relu(self.norm(self.join(features)))
         hidden = hidden + self.block(hidden)
         return torch.relu(self.columns(hidden)).unflatten(1, (self.config.columns, -1))
+
+
+class ValueHead(nn.Sequential):
+    """State values [B, A], one per action of the chunk, from the encoder's features [B, F]; zero at first.
+
+    Behind the trunk little is left but the actions: on a pushing task, linear values of column vectors explained 7 % of
+    the variance of held-out returns, of the trunk 20 %, this head 28 %, a whole network of its own 23 %.
+    """
+
+    def __init__(self, features: int, config: CompactConfig):
+        width = config.width
+        with torch.random.fork_rng(devices=[]):  # the same for every run, and no draw from the global generator
+            torch.manual_seed(0)
+            layers = nn.Linear(features, width), nn.LayerNorm(width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
+            super().__init__(*layers, scalar_head(width, config.action_chunk_len))
 
 
 @torch.no_grad()

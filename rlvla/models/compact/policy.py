@@ -14,13 +14,12 @@ from torch import Tensor, nn
 from rlvla.models.codec import StatisticsCodec
 from rlvla.models.compact.config import CompactConfig
 from rlvla.models.compact.heads import make_head
-from rlvla.models.compact.network import CompactNetwork, VelocityNetwork, initialize_weights
+from rlvla.models.compact.network import CompactNetwork, ValueHead, VelocityNetwork, initialize_weights
 from rlvla.models.compact.text import SentenceCache, Sentences, words_of
 from rlvla.models.dataset_statistics import STATISTICS_FILE
 from rlvla.models.families import CONFIG_FILE
 from rlvla.models.network_policy import NetworkPolicy
 from rlvla.models.policy import PolicySpec
-from rlvla.models.value_models import scalar_head
 from rlvla.models.vla.action_tokenizer import ActionTokenizer
 from rlvla.utils.files import write_json
 
@@ -65,7 +64,7 @@ class CompactPolicy(NetworkPolicy):
         config: sizes and conventions.
         statistics: content of dataset_statistics.json.
         unnorm_key: the entry in use.
-        value_head: add a linear value head on the vectors of the columns.
+        value_head: add a `ValueHead` on the encoder's features.
 
     Attributes:
         output: the head, whose layers are attributes of the policy.
@@ -85,7 +84,7 @@ class CompactPolicy(NetworkPolicy):
         self._of_the_output = tuple(layers)
         for name, layer in layers.items():
             self.add_module(name, layer)
-        self.value_head = scalar_head(config.column_width) if value_head else None
+        self.value_head = ValueHead(self.network.features, config) if value_head else None
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
@@ -97,7 +96,16 @@ class CompactPolicy(NetworkPolicy):
 
     def read_out(self, hidden: Tensor) -> Any:
         """See `CompactHead.read_out`."""
-        return self.output.read_out(self, hidden)
+        return self.output.read_out(self, self.network(hidden))
+
+    def column_features(self, hidden: Tensor) -> Tensor:
+        """See `NetworkPolicy.column_features`."""
+        return self.network(hidden)
+
+    def values(self, hidden: Tensor) -> Tensor:
+        """See `NetworkPolicy.values`: one per action, repeated over its dimensions."""
+        assert self.value_head is not None
+        return self.value_head(hidden).repeat_interleave(self.spec.action_dim, 1)
 
     def summary(self, hidden: Tensor) -> Tensor:
         """The condition of the velocity, see `NetworkPolicy.summary`."""
@@ -116,8 +124,8 @@ class CompactPolicy(NetworkPolicy):
     def hidden(
         self, trace: dict[str, Tensor], *, images: Tensor, proprio: Tensor | None, sentences: Sentences
     ) -> Tensor:
-        """See `CompactNetwork.forward`."""
-        return self.network(images, proprio, sentences)
+        """Features of the encoder, [B, F]."""
+        return self.network.encode(images, proprio, sentences)
 
     def freeze_read_out(self) -> None:
         """Freeze the parameters that `features` does not depend on."""

@@ -62,7 +62,7 @@ class CompactSketch:
         """See `Sketch.loss`."""
         hidden = self._hidden(rows)
         if self._scalar_head:
-            return self.module["head"](hidden).squeeze(-1).float().mean()
+            return self.module["head"](self._policy.network(hidden)).squeeze(-1).float().mean()
         return self._policy.output.sketch_loss(self._policy, hidden, supervised=self._supervised)
 
     @torch.no_grad()
@@ -75,4 +75,4 @@ class CompactSketch:
         images = torch.zeros(rows, row.num_images, config.image_size, config.image_size, 3, dtype=torch.uint8)
         proprio = torch.zeros(rows, config.proprio_dim) if config.proprio_dim else None
         features = torch.ones(min(rows, row.sentences), row.prompt_tokens, row.word_features, dtype=torch.long)
-        return self._policy.network(images, proprio, Sentences(features, torch.zeros(rows, dtype=torch.long)))
+        return self._policy.network.encode(images, proprio, Sentences(features, torch.zeros(rows, dtype=torch.long)))

@@ -273,3 +273,31 @@ def test_the_tokens_of_a_row_are_positions_and_words(folder: Path) -> None:
     positions = 2 * sum(side**2 for side in CompactConfig(**SIZES).map_sides())  # of two cameras
     assert policy.row_tokens(sentences, 2) == checkpoint.row_tokens(sentences, 2) == [positions + 4] * 2
     assert policy.row_tokens([], 2) == []
+
+
+@pytest.mark.parametrize("head", ["tokens", "gaussian"])
+def test_values_have_a_network_of_their_own_on_the_encoder(head: str, tmp_path: Path) -> None:
+    """One value per action; zero at first and the same weights in every run; no path through the policy's trunk."""
+    folder = build(tmp_path / head, action_head=head)
+    policy, again = (check_checkpoint(folder).load_policy(value_head=True) for _ in range(2))
+    state = policy.value_head.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in again.value_head.state_dict().items())
+    batch = rows()
+    assert not policy(**policy.score_values(batch))["values"].any()
+    torch.nn.init.normal_(policy.value_head[-1].weight, generator=torch.Generator().manual_seed(0))
+    values = policy(**policy.score_values(batch))["values"]
+    assert values.shape == (5, 6) and torch.equal(values[:, 0::2], values[:, 1::2])
+    assert all(bool((values[:, 0] != values[:, action]).any()) for action in (2, 4))
+    values.sum().backward()
+    reached = {name for name, parameter in policy.named_parameters() if parameter.grad is not None}
+    assert not [name for name in reached if name.startswith(("network.join", "network.block", "network.columns"))]
+    assert any(name.startswith("network.cameras") for name in reached)
+
+
+def test_a_value_head_draws_no_random_numbers(folder: Path) -> None:
+    states = []
+    for value_head in (False, True):
+        torch.manual_seed(0)
+        check_checkpoint(folder).load_policy(value_head=value_head)
+        states.append(torch.rand(3))
+    assert torch.equal(*states)
