@@ -400,7 +400,11 @@ def _density_problems(spec: PolicySpec, flags: PPORun) -> list[Problem]:
     estimated_kl = bool(algorithm.init_kl_coef) and not algorithm.exact_kl and learner_needs_reference(algorithm)
     needed = [
         ("kl_estimator", "densities", algorithm.kl_estimator, estimated_kl),
-        ("target_kl", "densities", flags.optimization.target_kl, flags.optimization.target_kl is not None),
+        *(
+            (name, "densities", kl, kl is not None)
+            for name in ("target_kl", "desired_kl")
+            for kl in [getattr(flags.optimization, name)]
+        ),
         ("rollout_is", "densities", correction.rollout_is, correction.weighs),
         ("rollout_rs", "densities", correction.rollout_rs, correction.rollout_rs != "none"),
         ("temperature", "temperature", flags.batch.temperature, flags.batch.temperature != 1.0),

@@ -318,6 +318,12 @@ class OptimizationConfig(LoopOptimizationConfig):
         "or is NaN",
         above=0,
     )
+    desired_kl: float | None = arg(
+        None,
+        "adapt the peak of the actor's learning-rate schedule after each iteration: divide it by 1.5 if actor/ppo_kl "
+        "is above twice this, multiply it by 1.5 if below half (default: off)",
+        above=0,
+    )
     ema_beta: float = arg(
         0.0,
         "decay of a moving average of the actor's weights, updated at each optimizer step; 0: no average",

@@ -34,7 +34,7 @@ COMMON = [
 ]
 PPO = [
     *("--init_kl_coef", "0.1", "--kl_target", "0.001", "--kl_horizon", "40", "--entropy_loss_coef", "0.01"),
-    *("--ema_beta", "0.8", "--normalize_values", "--normalize_reward"),
+    *("--ema_beta", "0.8", "--normalize_values", "--normalize_reward", "--desired_kl", "1e-5"),
 ]
 GRPO = [
     *("--advantage_estimator", "grpo", "--n_samples_per_prompt", "2", "--rollout_batch_size", "2"),

@@ -74,6 +74,7 @@ def _interpolation_problems(flags: PPORun) -> list[Problem]:
         "--share_backbone": algorithm.share_backbone,
         "--init_kl_coef": bool(algorithm.init_kl_coef),
         "--target_kl": flags.optimization.target_kl is not None,
+        "--desired_kl": flags.optimization.desired_kl is not None,
         "--rollout_is_batch_normalize": correction.rollout_is_batch_normalize,
         "--rollout_rs": correction.rollout_rs != "none",
     }

@@ -100,6 +100,13 @@ class Engine:
         """The learning rate of the next step."""
         return self.engine.get_lr()[0]
 
+    def scale_learning_rate(self, factor: float) -> None:
+        """Multiply the learning rates of all later steps; stored in checkpoints."""
+        scheduler = self.engine.lr_scheduler
+        scheduler.base_lrs = [factor * rate for rate in scheduler.base_lrs]
+        for group in scheduler.optimizer.param_groups:
+            group["lr"] *= factor
+
     def cool_down(self, steps: int) -> None:
         """Replace the rest of the schedule by a linear decay of the learning rate to 0 over `steps`."""
         scheduler = self.engine.lr_scheduler

@@ -47,3 +47,25 @@ def test_the_learning_rate_falls_linearly_to_zero(name: str) -> None:
     engine.cool_down(4)
     rates = [step() for _ in range(6)]
     assert before > 0 and rates == pytest.approx([before * share for share in (0.75, 0.5, 0.25, 0.0, 0.0, 0.0)])
+
+
+def test_a_scaled_learning_rate_stays_scaled_and_is_part_of_the_state() -> None:
+    scheduler, plain = (schedule(partial(scheduled, "linear", 2, 100)) for _ in range(2))
+    engine = Engine(
+        SimpleNamespace(lr_scheduler=scheduler, get_lr=lambda: [scheduler.optimizer.param_groups[0]["lr"]]),
+        StrategyConfig(),
+    )
+    for number in range(20):
+        if number in (5, 9):
+            engine.scale_learning_rate(1.5)
+        for one in (scheduler, plain):
+            one.optimizer.step()
+            one.step()
+        factor = 1.5 ** ((number >= 5) + (number >= 9))
+        assert engine.learning_rate == pytest.approx(factor * plain.get_last_lr()[0])
+    resumed = schedule(partial(scheduled, "linear", 2, 100))
+    resumed.load_state_dict(scheduler.state_dict())
+    for one in (scheduler, resumed):
+        one.optimizer.step()
+        one.step()
+    assert resumed.get_last_lr() == scheduler.get_last_lr()

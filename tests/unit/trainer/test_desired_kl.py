@@ -1,0 +1,59 @@
+"""`--desired_kl`: the peak of the learning-rate schedule follows the KL of the iterations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.train_ppo_vla import main
+from rlvla.trainer.on_policy import adapted_scale
+from tests.support import resume_cases
+
+
+@pytest.mark.parametrize(
+    ("kl", "share", "expected"),
+    [
+        (0.01, 1.0, 1.0),
+        (0.019, 1.0, 1.0),
+        (0.021, 1.0, 1 / 1.5),
+        (0.0051, 1.0, 1.0),
+        (0.0049, 1.0, 1.5),
+        (-0.001, 1.0, 1.5),
+        (0.0025, 0.5, 1.0),  # halfway through a decay a quarter of the KL is due
+        (0.01, 0.5, 1 / 1.5),
+        (0.0, 0.1, 1.0),
+    ],
+)
+def test_the_scale_follows_the_kl(kl: float, share: float, expected: float) -> None:
+    assert adapted_scale(1.0, kl, 0.01, share) == pytest.approx(expected)
+
+
+def test_the_scale_is_limited() -> None:
+    highest = lowest = 1.0
+    for _ in range(20):
+        highest, lowest = adapted_scale(highest, 0.0, 0.01, 1.0), adapted_scale(lowest, 1.0, 0.01, 1.0)
+    assert (highest, lowest) == (10.0, 0.1)
+
+
+def test_a_quadratic_kl_is_brought_near_the_desired_one() -> None:
+    """A rate ten times too high or too low is corrected in six iterations."""
+    for start in (0.1, 9.0):
+        scale = 1.0
+        for _ in range(6):
+            scale = adapted_scale(scale, 0.01 * (start * scale) ** 2, 0.01, 1.0)
+        assert 0.4 < start * scale < 1.5
+
+
+@pytest.mark.parametrize(("desired", "factor"), [("1e-9", 1 / 1.5), ("100", 1.5)])
+def test_the_rate_of_a_run_adapts(policy_folder: Path, tmp_path: Path, desired: str, factor: float) -> None:
+    rates = {}
+    for name, more in (("plain", []), ("adapted", ["--desired_kl", desired])):
+        folder = tmp_path / name
+        flags = ["--pretrain", str(policy_folder), "--save_path", str(folder), *resume_cases.COMMON, *more]
+        main([*flags, "--lr_scheduler", "constant", "--share_backbone", "--num_episodes", "8"])
+        lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+        rates[name] = [line["actor/lr"] for line in lines if "actor/lr" in line]
+    expected = [rate * factor ** (index + 1) for index, rate in enumerate(rates["plain"])]
+    assert rates["adapted"] == pytest.approx(expected)
