@@ -19,6 +19,7 @@ Settings = dict[str, Any]  # flag, without dashes -> value as YAML has it; None 
 Parsers = Mapping[str, Parser]  # command -> its command line
 DEMOS_FILE = "demos.hdf5"
 POLICY_FOLDER = "policy"
+CHOICE_FILE = "choice.yaml"  # of the stage `tune`: settings for the stage `sft`
 OUTPUT = "$output"  # in values of a recipe: the folder of --output
 ALL = "all"  # beside the stages: settings for every stage that has such a flag
 MINUTES, PROCESSES = "minutes", "processes"  # settings of a stage that are not flags of its command
@@ -40,7 +41,7 @@ class StageKind:
         resumes: whether the command continues its unfinished work; otherwise the output of an interrupted attempt is
             removed.
         takes_ranks: whether the command can be launched on several ranks.
-        reads: flag -> kind of its input, "demonstrations" or "policy".
+        reads: flag -> kind of its input, "demonstrations", "policy" or "choice" (of the stage `tune`).
         optional_inputs: flags of `reads` that may stay unset.
     """
 
@@ -53,7 +54,7 @@ class StageKind:
     optional_inputs: tuple[str, ...] = ()
 
 
-DEMONSTRATIONS, POLICY = "demonstrations", "policy"
+DEMONSTRATIONS, POLICY, CHOICE = "demonstrations", "policy", "choice"
 REPORT = "report"
 BEFORE_DEMOS = ("sac", "demos")  # stages that --demos replaces
 KINDS = {
@@ -64,7 +65,14 @@ KINDS = {
             "demos", "collect_demos", "output", takes_ranks=False, reads={"policy": POLICY}, optional_inputs=("policy",)
         ),
         StageKind("check", "check_demos", "output", takes_ranks=False, reads={"demos": DEMONSTRATIONS}),
-        StageKind("sft", "train_sft_vla", "save_path", reads={"demos": DEMONSTRATIONS}),
+        StageKind("tune", "tune_sft_vla", "save_path", takes_ranks=False, reads={"demos": DEMONSTRATIONS}),
+        StageKind(
+            "sft",
+            "train_sft_vla",
+            "save_path",
+            reads={"demos": DEMONSTRATIONS, "config": CHOICE},
+            optional_inputs=("config",),
+        ),
         StageKind("eval_sft", "eval_vla", "output", resumes=True, reads={"pretrain": POLICY}),
         StageKind("rl", "train_ppo_vla", "save_path", resumes=True, reads={"pretrain": POLICY}),
         StageKind("eval_rl", "eval_vla", "output", resumes=True, reads={"pretrain": POLICY}),
@@ -108,6 +116,8 @@ def with_references(name: str, settings: Settings, earlier: Mapping[str, Setting
             source = str(output_of("demos", earlier["demos"], folder) / DEMOS_FILE)
         elif what == DEMONSTRATIONS:
             source = earlier.get("check", {}).get("demos")
+        elif what == CHOICE and "tune" in earlier:
+            source = str(output_of("tune", earlier["tune"], folder) / CHOICE_FILE)
         if source is not None:
             completed[flag] = source
     return completed
@@ -395,6 +405,9 @@ def plan(
     stages: list[Stage] = []
     for name in names:
         settings = _merged(name, [recipe.base, *sources], parsers)
+        if name == "tune":  # its trials are short runs of the stage sft
+            settings = _merged("sft", [recipe.base, *sources], parsers) | settings
+            settings.pop(PROCESSES, None)
         if demos and "demos" in (KINDS[name].reads or {}):
             settings["demos"] = [str(path) for path in demos]
         minutes, processes = settings.pop(MINUTES, None), settings.pop(PROCESSES, None)

@@ -30,6 +30,7 @@ from cli import (
     train_rm_vla,
     train_sac_vla,
     train_sft_vla,
+    tune_sft_vla,
     view_data,
 )
 from rlvla.algorithms.advantages import ADVANTAGE_ESTIMATORS
@@ -70,6 +71,7 @@ COMMANDS = [
     train_rm_vla,
     train_sac_vla,
     train_sft_vla,
+    tune_sft_vla,
     view_data,
 ]
 
@@ -95,7 +97,7 @@ CONFIGS = [
     *(compare_runs.CompareConfig, view_data.ViewConfig),
     *(draw_reward_machine.DrawConfig, score_episodes.ScoreConfig, train_rm_vla.RewardRunConfig, RewardModelConfig),
     *(collect_demos.CollectConfig, eval_vla.EvalConfig, train_sft_vla.SFTRunConfig, train_sft_vla.NewModelConfig),
-    train_sft_vla.ValidationConfig,
+    *(train_sft_vla.ValidationConfig, tune_sft_vla.TuneConfig),
     *(EnvConfig, SplitConfig, ExpertConfig, ActorConfig, PolicyConfig, SFTConfig, StrategyConfig),
     *(get_suite(name).options for name in registry.suite_names() if registry.ships_with_rlvla(name)),
 ]

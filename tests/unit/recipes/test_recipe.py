@@ -63,6 +63,20 @@ def refused(folder: Path, parsers: dict[str, Parser], text: str, **options) -> d
     return {problem.flag: (problem.reason, problem.text) for problem in error.value.problems}
 
 
+def test_trials_have_the_settings_of_the_training_which_reads_the_choice(
+    tmp_path: Path, parsers: dict[str, Parser]
+) -> None:
+    tune = '  tune: {candidates: ["action_chunk_len=[5,2]"], trial_steps: 100, eval_episodes: 30}\n  sft:'
+    stages, run = planned(tmp_path, parsers, WHOLE.replace("  sft:", tune, 1)), tmp_path / "run"
+    assert list(stages) == ["demos", "tune", "sft", "eval_sft", "rl", "eval_rl"]
+    trials, training = stages["tune"], stages["sft"]
+    assert trials.processes == 1 and training.processes == 2
+    for word in ("--learning_rate=2e-3", "--max_epochs=3", f"--demos={run}/demos/demos.hdf5", "--trial_steps=100"):
+        assert word in trials.argv
+    assert f"--config={run}/tune/choice.yaml" in training.argv and f"--save_path={run}/tune" in trials.argv
+    assert not {"--trial_steps=100", "--eval_episodes=30"} & set(training.argv)
+
+
 def test_stages_read_the_outputs_of_earlier_ones(tmp_path: Path, parsers: dict[str, Parser]) -> None:
     stages, run = planned(tmp_path, parsers), tmp_path / "run"
     assert list(stages) == ["demos", "sft", "eval_sft", "rl", "eval_rl"]

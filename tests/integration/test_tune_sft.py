@@ -1,0 +1,104 @@
+"""`tune_sft_vla.py`: short trials, judged by success."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli import train_sft_vla, tune_sft_vla
+from rlvla.commands import tune_sft
+from rlvla.commands.tune_sft import TuneConfig, run_tuning
+from rlvla.evaluation.statistics import wilson_interval
+from rlvla.utils.errors import ConfigError
+
+PARSER = train_sft_vla.build_parser()
+SMALL = ["--pretrain", "compact", "--compact_head", "gaussian", "--train_batch_size", "16", "--no-use_tensorboard"]
+
+
+@pytest.mark.parametrize(
+    ("candidates", "part"),
+    [
+        ([], "nothing to compare"),
+        (["action_chunk_len"], "write FLAG="),
+        (["action_chunk_len=[2]"], "at least two values"),
+        (["action_chunk_len=[2,5]", "action_chunk_len=[3,4]"], "once per flag"),
+        (["no_such_flag=[1,2]"], "no_such_flag"),
+        (["action_chunk_len=[2,many]"], "many"),
+        (["seed=[0,1]"], "seed cannot differ"),
+    ],
+)
+def test_candidates_that_cannot_be_compared(candidates: list[str], part: str) -> None:
+    with pytest.raises(ConfigError, match=part):
+        TuneConfig(tuple(candidates)).combinations(PARSER)
+
+
+def test_all_combinations() -> None:
+    trials = TuneConfig(("action_chunk_len=[5,2]", "learning_rate=[0.001,0.002]")).combinations(PARSER)
+    assert [(trial["action_chunk_len"], trial["learning_rate"]) for trial in trials] == [
+        (5, 1e-3),
+        (5, 2e-3),
+        (2, 1e-3),
+        (2, 2e-3),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "most", "steps", "choice"),
+    [
+        ([(80, 90)], 3000, [800], 2),  # good: the best is taken, however close
+        ([(2, 40)], 3000, [800], 2),  # poor but clear
+        ([(2, 0), (3, 45)], 3000, [800, 1600], 2),  # not clear: twice the steps
+        ([(2, 0), (2, 1), (3, 2)], 3000, [800, 1600, 3000], 5),  # until --max_steps
+        ([(0, 0)], 500, [500], 5),  # none succeeds: the first
+    ],
+)
+def test_rounds_are_repeated_until_they_tell(
+    rounds: list[tuple[int, int]],
+    most: int,
+    steps: list[int],
+    choice: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    played: list[int] = []
+
+    def play(trials: list[dict[str, Any]], number: int, *_: Any) -> list[dict[str, Any]]:
+        played.append(number)
+        results = []
+        for settings, wins in zip(trials, rounds[len(played) - 1]):
+            low, high = wilson_interval(wins, 100)
+            results.append({"settings": settings, "success_at_end": wins / 100, "n": 100, "low": low, "high": high})
+        return results
+
+    monkeypatch.setattr(tune_sft, "_play_round", play)
+    given = {"save_path": str(tmp_path), "max_steps": most}
+    best = run_tuning(TuneConfig(("action_chunk_len=[5,2]",)), PARSER, [], [], given)
+    assert played == steps and best == {"action_chunk_len": choice}
+    assert json.loads((tmp_path / "trials.json").read_text())["choice"] == best
+    assert f"chosen: --action_chunk_len {choice}" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_better_rate_is_chosen_and_read_by_the_training(demos_file: Path, tmp_path: Path) -> None:
+    """Real trials: with a rate of nearly 0 a policy does not learn toy_reach."""
+    flags = [*SMALL, "--demos", str(demos_file), "--max_epochs", "100", "--max_steps", "400"]
+    trials = ["--candidates", "learning_rate=[1e-7,2e-3]", "--trial_steps", "400", "--eval_episodes", "30"]
+    tune_sft_vla.main([*flags, *trials, "--save_path", str(tmp_path / "tune")])
+    (first,) = json.loads((tmp_path / "tune" / "trials.json").read_text())["rounds"]
+    bad, good = first["trials"]
+    assert bad["high"] < good["low"] and bad["n"] == good["n"] == 30
+    choice = tmp_path / "tune" / "choice.yaml"
+    train_sft_vla.main([*flags, "--config", str(choice), "--max_steps", "2", "--save_path", str(tmp_path / "sft")])
+    assert "learning_rate: 0.002" in (tmp_path / "sft" / "config.yaml").read_text()
+
+
+def test_a_failed_trial_ends_the_command_and_names_its_log(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"a trial failed: .*log\.txt"):
+        tune_sft_vla.main(
+            ["--demos", str(tmp_path / "none.hdf5"), "--candidates", "action_chunk_len=[2,5]"]
+            + ["--save_path", str(tmp_path / "tune")]
+        )
