@@ -1,11 +1,10 @@
 """Compare values of a setting by short supervised runs, judged by success on held-out initial states.
 
-All flags of train_sft_vla.py apply to every trial; `choice.yaml` in --save_path has the best setting, for its --config.
+All flags of train_sft_vla.py apply to every trial. The best setting is written to `choice.yaml` in --save_path, for
+`train_sft_vla.py --config`.
 
 Example:
-  python cli/tune_sft_vla.py --candidates action_chunk_len=[2,5] --demos runs/demos/demos.hdf5 --pretrain compact \
-    --save_path runs/tune
-  python cli/train_sft_vla.py --config runs/tune/choice.yaml --demos runs/demos/demos.hdf5 --pretrain compact
+  python cli/tune_sft_vla.py --candidates action_chunk_len=[2,5] --demos runs/demos/demos.hdf5 --pretrain compact
 """
 
 from __future__ import annotations
@@ -24,8 +23,10 @@ begin(__name__)
 
 from rlvla.commands.custom_modules import parse_command_line
 from rlvla.commands.tune_sft import OWN_FLAGS, SAVE_PATH, TuneConfig, run_tuning
+from rlvla.trainer.supervised.config import SFTRunConfig
 from rlvla.utils.cli.command import command
-from rlvla.utils.cli.flags import Parser, add_arguments, from_namespace
+from rlvla.utils.cli.flags import Parser, add_arguments, from_namespace, range_problems
+from rlvla.utils.errors import ConfigError, collected
 
 _TRAINING = "train_sft_vla"
 
@@ -64,9 +65,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
     tokens = sys.argv[1:] if argv is None else list(argv)
     namespace = parse_command_line(build_parser, tokens)
+    config, training = from_namespace(TuneConfig, namespace), _training_parser()
+    problems = [*range_problems(config), *range_problems(from_namespace(SFTRunConfig, namespace))]
+    trials = collected(problems, lambda: config.combinations(training))
+    if trials is None or problems:
+        raise ConfigError(problems)
     given = {name: getattr(namespace, name, None) for name in (*namespace.given, SAVE_PATH)}
     of_trials = list(_without(tokens, (*OWN_FLAGS, SAVE_PATH, "max_steps")))
-    run_tuning(from_namespace(TuneConfig, namespace), _training_parser(), _program(), of_trials, given)
+    run_tuning(trials, config.trial_steps, _program(), of_trials, given)
 
 
 if __name__ == "__main__":

@@ -90,24 +90,23 @@ def _errors(parser: Parser, name: str, values: Sequence[Any]) -> list[str]:
 
 
 def run_tuning(
-    config: TuneConfig, parser: Parser, program: Sequence[str], tokens: Sequence[str], given: Mapping[str, Any]
+    trials: Sequence[Settings], steps: int, program: Sequence[str], tokens: Sequence[str], given: Mapping[str, Any]
 ) -> Settings:
     """Run rounds of trials, one per core at a time, and return the best settings, which are written to `choice.yaml`.
 
     Args:
-        config: what to compare.
-        parser: command line of the training.
+        trials: settings of each trial, see `TuneConfig.combinations`.
+        steps: optimizer steps of the first round.
         program: program of the training, see `rlvla.recipes.runner.launch_command`.
         tokens: flags of all trials, without those of this command.
         given: flag -> value of those on the command line or in its file, and `save_path`.
 
     Raises:
-        ConfigError: see `TuneConfig.combinations`.
         SystemExit: a trial failed.
     """
-    trials, folder = config.combinations(parser), Path(given[SAVE_PATH])
-    most = given.get("max_steps") or _MAX_STEPS
-    steps, rounds = min(config.trial_steps, most), []
+    folder, most = Path(given[SAVE_PATH]), given.get("max_steps") or _MAX_STEPS
+    steps = min(steps, most)
+    rounds: list[dict[str, Any]] = []
     while True:
         log.info(f"{len(trials)} trials of {steps} steps")
         rounds.append({"steps": steps, "trials": _play_round(trials, steps, folder, program, tokens, given)})
@@ -146,7 +145,9 @@ def _play_round(
     together = min(cores, len(trials))
     # With a mark, trials end with this process, however it ends.
     environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, cores // together)), MARK: new_mark()}
-    places, waiting, running = [], [], []
+    places: list[Path] = []
+    waiting: list[tuple[Path, list[str]]] = []
+    running: list[tuple[Path, list[str], subprocess.Popen[bytes]]] = []
     for settings in trials:
         name = "_".join(["steps", str(steps), *(f"{flag}_{_word(value)}" for flag, value in settings.items())])
         places.append(folder / name)

@@ -76,7 +76,7 @@ def test_rounds_are_repeated_until_they_tell(
 
     monkeypatch.setattr(tune_sft, "_play_round", play)
     given = {"save_path": str(tmp_path), "max_steps": most}
-    best = run_tuning(TuneConfig(("action_chunk_len=[5,2]",)), PARSER, [], [], given)
+    best = run_tuning([{"action_chunk_len": 5}, {"action_chunk_len": 2}], 800, [], [], given)
     assert played == steps and best == {"action_chunk_len": choice}
     assert json.loads((tmp_path / "trials.json").read_text())["choice"] == best
     assert f"chosen: --action_chunk_len {choice}" in capsys.readouterr().out
