@@ -66,14 +66,14 @@ class TuneConfig:
         problems = []
         for text in self.candidates:
             name, equals, listed = text.partition("=")
-            listed = parse_yaml(listed, f"--candidates {name}") if equals else None
-            if not isinstance(listed, list) or len(listed) < 2 or name in values:
+            values_given = parse_yaml(listed, f"--candidates {name}") if equals else None
+            if not isinstance(values_given, list) or len(values_given) < 2 or name in values:
                 usage = f"--candidates {text}: write FLAG=[VALUE,VALUE,...], once per flag, with at least two values"
                 problems.append(Problem("candidates", "no_assignment", usage))
                 continue
-            values[name] = listed
+            values[name] = values_given
             refused = name in _WITHHELD
-            errors = [] if refused else _errors(parser, name, listed)
+            errors = [] if refused else _errors(parser, name, values_given)
             texts = [f"{name} cannot differ between trials"] if refused else errors
             problems += [Problem("candidates", "invalid_value", f"--candidates {text}: {error}") for error in texts]
         if not self.candidates:
