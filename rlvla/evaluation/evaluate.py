@@ -81,7 +81,7 @@ def evaluate(
         raise BrokenOff
     assert finished is not None
     gathered = strategy.gather_objects([EpisodeOutcome.of(s) for s in finished])
-    warning = saturation_warning(saturated_proprio(finished))
+    warning = saturation_warning(saturated_proprio(finished, policy.spec.proprio_limit))
     if warning and strategy.is_main:
         log.warning(f"{description}: {warning}")
     return summarize(

@@ -108,19 +108,24 @@ class TooManyDroppedError(RunEnded):
         )
 
 
-def saturated_fraction(normalized: Tensor) -> float:
-    """Fraction of the entries of normalized proprioception [B, P] at or beyond +-1, over the dimensions that vary."""
+def saturated_fraction(normalized: Tensor, limit: float = 1.0) -> float:
+    """Fraction of normalized proprioception [B, P] at or beyond +-`limit`, over the dimensions that vary."""
     varying = normalized[:, normalized.amax(0) > normalized.amin(0)] if len(normalized) > 1 else normalized
-    return float((varying.abs() >= 1.0).float().mean()) if varying.numel() else 0.0
+    return float((varying.abs() >= limit).float().mean()) if varying.numel() else 0.0
 
 
-def saturated_proprio(samples: Sequence[Sample]) -> float:
-    """`saturated_fraction` of episodes; 0 without episodes, or if the policy reads no proprioception."""
+def saturated_proprio(samples: Sequence[Sample], limit: float = 1.0) -> float:
+    """`saturated_fraction` of episodes; 0 without episodes, or if the policy reads no proprioception.
+
+    Args:
+        samples: the episodes.
+        limit: see `PolicySpec.proprio_limit`.
+    """
     proprio = [sample.proprio for sample in samples if sample.proprio is not None]
     if not proprio:
         return 0.0
     state_width = samples[0].state_width  # a one-hot vector is always saturated
-    return saturated_fraction(torch.cat([states[:, : states.shape[1] - state_width] for states in proprio]))
+    return saturated_fraction(torch.cat([states[:, : states.shape[1] - state_width] for states in proprio]), limit)
 
 
 def saturation_warning(fraction: float) -> str | None:

@@ -213,6 +213,7 @@ class Guards(Observer):
         folder: run folder; batches of skipped steps go to its subfolder `bad_batches/`.
         settings: saved with the batches, for a replay.
         is_idle: see `Algorithm.is_idle`; default: all advantages were zero.
+        proprio_limit: see `PolicySpec`.
     """
 
     def __init__(
@@ -222,8 +223,10 @@ class Guards(Observer):
         folder: Path,
         settings: Mapping[str, Any],
         is_idle: Callable[[Mapping[str, float]], bool] | None = None,
+        proprio_limit: float = 1.0,
     ):
         self._config, self._strategy, self._settings = config, strategy, settings
+        self._proprio_limit = proprio_limit
         self._idle = IdleCheck(config.max_idle_iterations, is_idle)
         self._bad = BadSteps(folder / "bad_batches", config.max_bad_steps, strategy)
         self._update_seen = False
@@ -236,7 +239,8 @@ class Guards(Observer):
         reduced = self._strategy.all_reduce({"episodes": len(scores)}, "sum")
         reduced |= self._strategy.all_reduce({"lowest_score": min(scores, default=math.inf)}, "min")
         reduced |= self._strategy.all_reduce({"highest_score": max(scores, default=-math.inf)}, "max")
-        reduced |= self._strategy.all_reduce({"saturated_proprio": saturated_proprio(rollout.samples)}, "max")
+        saturated = saturated_proprio(rollout.samples, self._proprio_limit)
+        reduced |= self._strategy.all_reduce({"saturated_proprio": saturated}, "max")
         self._report(start_rollout_problems(reduced, rollout.start_evaluation))
 
     def after_step(self, step: OptimizerStep) -> None:

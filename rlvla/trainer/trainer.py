@@ -80,7 +80,8 @@ class Trainer:
         self._offloading = Offloading(optimization.offload_during_rollout, engines, setup.models, strategy)
         self._average = WeightAverage(self.algorithm.actor, optimization.ema_beta) if optimization.ema_beta else None
         replayed = {"temperature": config.batch.temperature, "overrides": dict(setup.models.overrides)}
-        self._guards = Guards(config.guards, strategy, save_path, replayed, self.algorithm.is_idle)
+        limit = setup.models.actor.spec.proprio_limit
+        self._guards = Guards(config.guards, strategy, save_path, replayed, self.algorithm.is_idle, limit)
         self._profiler = IterationProfiler(config.schedule.profile_steps, save_path, strategy)
         self._throughput = Throughput(strategy, setup.models.actor)
         module, source = self.algorithm.actor.module, rollout.success_source

@@ -46,6 +46,7 @@ def lerobot_spec(files: LeRobotFiles, settings: LeRobotSettings) -> PolicySpec:
         cameras=len(settings.image_order(config.features.cameras)),
         image_size=files.image_size,
         proprio_dim=config.features.state_dim,
+        proprio_limit=3.0 if files.processors.state.mode == "MEAN_STD" else 1.0,
         summary_dim=prefix_width + expert_width,
         feature_dim=prefix_width if settings.critic_features == PREFIX_FEATURES else expert_width,
         **flow_spec(settings.flow, (actions, dims), (config.chunk_size, config.max_action_dim)),

@@ -133,6 +133,7 @@ def test_share_of_saturated_proprio() -> None:
     normalized = torch.tensor([[0.2, 1.0, 0.0], [-0.3, 1.5, 0.0]])
     assert saturated_fraction(normalized) == 0.5  # the last dimension never varies
     assert saturated_fraction(torch.zeros(4, 0)) == 0.0
+    assert saturated_fraction(normalized, limit=1.5) == 0.25
 
 
 @pytest.mark.parametrize("bf16", [False, True])

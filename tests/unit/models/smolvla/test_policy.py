@@ -270,7 +270,7 @@ def test_weights_can_be_taken_to_other_data(folder: Path, tmp_path: Path) -> Non
     new = check_checkpoint(tmp_path / "new")
     spec = new.spec
     assert (spec.cameras, spec.proprio_dim, spec.action_dim, spec.action_chunk_len) == (1, 4, 5, 2)
-    assert new.unnorm_key == "pushes"
+    assert new.unnorm_key == "pushes" and spec.proprio_limit == 3.0  # mean and standard deviation
     before, after = (check.load_policy().network.state_dict() for check in (checkpoint, new))
     assert all(torch.equal(before[name], after[name]) for name in before)
     policy = new.load_policy()
