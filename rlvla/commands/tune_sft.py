@@ -18,7 +18,6 @@ from typing import Any
 from rlvla.checkpoints.run_folder import METRICS_FILE
 from rlvla.envs.workers.guardian import MARK, new_mark
 from rlvla.evaluation.statistics import wilson_interval
-from rlvla.recipes.recipe import CHOICE_FILE
 from rlvla.utils.cli.config_file import flag_arguments
 from rlvla.utils.cli.flags import Parser, arg
 from rlvla.utils.data_files import parse_yaml
@@ -26,7 +25,7 @@ from rlvla.utils.errors import ConfigError, Problem
 from rlvla.utils.files import write_json
 from rlvla.utils.terminal import log, show, table
 
-TRIALS_FILE, LOG_FILE = "trials.json", "log.txt"
+CHOICE_FILE, TRIALS_FILE, LOG_FILE = "choice.yaml", "trials.json", "log.txt"
 OWN_FLAGS, SAVE_PATH = ("candidates", "trial_steps"), "save_path"
 # Unless they are given: a trial is judged by episodes after its last step.
 _OF_TRIALS = {"eval_epochs": 1e6, "eval_episodes": 50, "eval_samples": 0, "num_envs": 1}

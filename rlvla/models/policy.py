@@ -58,8 +58,8 @@ class PolicySpec:
         reads_images: whether it reads images.
         image_size: required side of the images in pixels; None: any size, they are resized.
         proprio_dim: P, length of the proprio vector; 0: no proprio.
-        proprio_limit: size of normalized proprio beyond which most of the data does not lie: 1 for ranges and quantiles, 3
-            for means and standard deviations.
+        proprio_limit: magnitude of normalized proprio that data hardly exceeds: 1 for ranges and quantiles, 3 for mean
+            and standard deviation.
         feature_dim: d, width of `Policy.features`; 0: no features.
         start_shape: (C, M), shape of the initial noise of `NetworkPolicy.denoise`, the first numbers of the noise of a
             decision; (): no denoising.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlvla.commands.tune_sft import CHOICE_FILE
 from rlvla.data.lerobot_cache import cached_dataset, is_repo_id
 from rlvla.envs.registry import get_suite, trust_suite
 from rlvla.utils.cli.config_file import flag_arguments
@@ -19,7 +20,6 @@ Settings = dict[str, Any]  # flag, without dashes -> value as YAML has it; None 
 Parsers = Mapping[str, Parser]  # command -> its command line
 DEMOS_FILE = "demos.hdf5"
 POLICY_FOLDER = "policy"
-CHOICE_FILE = "choice.yaml"  # of the stage `tune`: settings for the stage `sft`
 OUTPUT = "$output"  # in values of a recipe: the folder of --output
 ALL = "all"  # beside the stages: settings for every stage that has such a flag
 MINUTES, PROCESSES = "minutes", "processes"  # settings of a stage that are not flags of its command
