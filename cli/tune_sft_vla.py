@@ -22,11 +22,20 @@ from rlvla.utils.signals import begin
 begin(__name__)
 
 from rlvla.commands.custom_modules import parse_command_line
-from rlvla.commands.tune_sft import OWN_FLAGS, SAVE_PATH, TuneConfig, run_tuning
-from rlvla.trainer.supervised.config import SFTRunConfig
+from rlvla.commands.tune_sft import (
+    OUTPUT,
+    OWN_FLAGS,
+    TRIALS_FILE,
+    TuneConfig,
+    check_trial,
+    run_tuning,
+    trial_command,
+)
+from rlvla.trainer.supervised.config import SFTRunConfig, ValidationConfig
 from rlvla.utils.cli.command import command
-from rlvla.utils.cli.flags import Parser, add_arguments, from_namespace, range_problems
-from rlvla.utils.errors import ConfigError, collected
+from rlvla.utils.cli.config_file import config_file_arguments
+from rlvla.utils.cli.flags import Parser, add_arguments, from_namespace, given_flags, range_problems
+from rlvla.utils.errors import ConfigError, Problem, collected
 
 _TRAINING = "train_sft_vla"
 
@@ -40,11 +49,12 @@ def build_parser() -> Parser:
     parser = _training_parser()
     parser.description = Parser(__doc__ or "").description
     add_arguments(parser, TuneConfig, "trials")
+    parser.set_defaults(save_path=OUTPUT)
     return parser
 
 
 def _program() -> list[str]:
-    """How the training is called: its file, or its module where it is installed."""
+    """Program of the training: a file, or -m and a module."""
     if __package__ and __package__ != "cli":
         return ["-m", f"{__package__}.{_TRAINING}"]
     return [str(Path(__file__).resolve().with_name(f"{_TRAINING}.py"))]
@@ -55,7 +65,8 @@ def _without(tokens: Sequence[str], names: Sequence[str]) -> Iterator[str]:
     skipped = False
     for token in tokens:
         if token.startswith("--"):
-            skipped = token.removeprefix("--").partition("=")[0] in names
+            name = token.removeprefix("--").partition("=")[0]
+            skipped = name.removeprefix("no-") in names
         if not skipped:
             yield token
 
@@ -63,16 +74,27 @@ def _without(tokens: Sequence[str], names: Sequence[str]) -> Iterator[str]:
 @command()
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
-    tokens = sys.argv[1:] if argv is None else list(argv)
-    namespace = parse_command_line(build_parser, tokens)
-    config, training = from_namespace(TuneConfig, namespace), _training_parser()
-    problems = [*range_problems(config), *range_problems(from_namespace(SFTRunConfig, namespace))]
+    argv = sys.argv[1:] if argv is None else list(argv)
+    namespace = parse_command_line(build_parser, argv)
+    config, run = from_namespace(TuneConfig, namespace), from_namespace(SFTRunConfig, namespace)
+    training = _training_parser()
+    tokens = [*config_file_arguments(argv, training.repeated_flags()), *argv]
+    given = given_flags(build_parser(), tokens)
+    problems = [*range_problems(config), *range_problems(run)]
+    if "eval_epochs" in given and not from_namespace(ValidationConfig, namespace).eval_epochs:
+        problems.append(Problem("eval_epochs", "contradiction", "--eval_epochs 0: trials are compared by episodes"))
+    folder = Path(run.save_path)
+    if (folder / TRIALS_FILE).exists() or any(folder.glob("steps_*")):
+        text = f"--save_path {folder} holds trials; name another folder or remove it"
+        problems.append(Problem("save_path", "folder_in_use", text))
     trials = collected(problems, lambda: config.combinations(training))
     if trials is None or problems:
         raise ConfigError(problems)
-    given = {name: getattr(namespace, name, None) for name in (*namespace.given, SAVE_PATH)}
-    of_trials = list(_without(tokens, (*OWN_FLAGS, SAVE_PATH, "max_steps")))
-    run_tuning(trials, config.trial_steps, _program(), of_trials, given)
+    withheld = (*OWN_FLAGS, "config", "dry_run", "max_steps", "save_path")
+    trial = trial_command(_program(), list(_without(tokens, withheld)), given)
+    check_trial(trials[0], folder, trial, quiet=not namespace.dry_run)
+    if not namespace.dry_run:
+        run_tuning(trials, config.trial_steps, namespace.max_steps, folder, trial)
 
 
 if __name__ == "__main__":

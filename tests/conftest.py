@@ -27,7 +27,7 @@ gc.disable()  # until all tests are known
 
 def pytest_configure(config: pytest.Config) -> None:
     """All tests but those of tests/gpu are of the CPU: they see no GPU, unless those alone are asked for."""
-    from rlvla.recipes.runner import ACCELERATOR_FILES
+    from rlvla.utils.launcher import ACCELERATOR_FILES
 
     asked = [Path(word.split("::")[0]).resolve() for word in config.args]
     alone = all(path.is_relative_to(ROOT / "tests" / "gpu") for path in asked)

@@ -18,7 +18,7 @@ from rlvla.envs.chunks import SUCCESS_REWARD, ChunkRunner
 from rlvla.envs.experts.base import ExpertConfig, disturb, draw_offset
 from rlvla.envs.options import SuiteOptions
 from rlvla.envs.registry import Suite, register_suite
-from rlvla.envs.toy_push.expert import _displacement as push_displacement
+from rlvla.envs.toy_push.expert import displacement
 from rlvla.envs.toy_push.physics import NUMBERS, OBJECT_RADIUS, PUSHER_RADIUS, push
 
 CAMERAS = ("top",)
@@ -112,10 +112,10 @@ def toward(start: np.ndarray, goal: np.ndarray, step: float) -> np.ndarray:
     return way / max(1.0, float(abs(way).max()))
 
 
-def apart(rng: np.random.Generator, number: int, distance: float, limit: float = 0.8) -> np.ndarray:
-    """[number, 2]: random positions at least `distance` from each other."""
+def apart(rng: np.random.Generator, number: int, distance: float, low: Any = -0.8, high: Any = 0.8) -> np.ndarray:
+    """[number, 2]: random positions between `low` and `high`, at least `distance` from each other."""
     while True:
-        positions = rng.uniform(-limit, limit, (number, 2))
+        positions = rng.uniform(low, high, (number, 2))
         gaps = np.linalg.norm(positions[:, None] - positions[None], axis=-1) + 9 * np.eye(number)
         if gaps.min() >= distance:
             return positions
@@ -229,7 +229,7 @@ class RingPush(PlanarTask):
         """See `PlanarTask`."""
         limit = 1 - OBJECT_RADIUS - 0.15
         while True:
-            self._ring, *pucks = apart(rng, 3, 2 * OBJECT_RADIUS + 0.06, limit)
+            self._ring, *pucks = apart(rng, 3, 2 * OBJECT_RADIUS + 0.06, -limit, limit)
             self.effector = rng.uniform(-limit, limit, 2)
             if min(np.linalg.norm(self.effector - puck) for puck in pucks) >= OBJECT_RADIUS + PUSHER_RADIUS + 0.02:
                 break
@@ -259,7 +259,7 @@ class RingPush(PlanarTask):
     def expert(state: Mapping[str, np.ndarray], offset: np.ndarray) -> np.ndarray:
         """Around the puck to its far side, then push, past the other puck."""
         effector, puck, other, ring = (complex(*state[name]) for name in ("effector", "puck", "other", "ring"))
-        way = push_displacement(effector, puck, other, ring + complex(*offset)) / 0.08
+        way = displacement(effector, puck, other, ring + complex(*offset)) / 0.08
         way /= max(1.0, abs(way.real), abs(way.imag))
         return np.array([way.real, way.imag])
 
@@ -273,11 +273,7 @@ class KeyDoor(PlanarTask):
 
     def reset(self, rng: np.random.Generator) -> None:
         """See `PlanarTask`."""
-        while True:
-            positions = rng.uniform((-0.85, -0.8), (-0.3, 0.8), (3, 2))
-            gaps = np.linalg.norm(positions[:, None] - positions[None], axis=-1) + 9 * np.eye(3)
-            if gaps.min() >= 0.35:
-                break
+        positions = apart(rng, 3, 0.35, (-0.85, -0.8), (-0.3, 0.8))
         self.effector, self._keys = positions[0], positions[1:]
         self._wall = np.array([rng.uniform(-0.05, 0.2), rng.uniform(-0.65, 0.65)])  # x of the wall, y of its door
         self._goal = np.array([rng.uniform(0.55, 0.85), rng.uniform(-0.8, 0.8)])

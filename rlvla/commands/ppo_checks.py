@@ -397,14 +397,12 @@ def _score_problems(spec: PolicySpec, algorithm: AlgorithmConfig) -> list[Proble
 def _density_problems(spec: PolicySpec, flags: PPORun) -> list[Problem]:
     """Flags that compare log-probs, or scale noise, where the policy has none, each with the reason."""
     algorithm, correction, level = flags.algorithm, flags.correction, flags.batch.flow_noise_level_end
+    optimization = flags.optimization
     estimated_kl = bool(algorithm.init_kl_coef) and not algorithm.exact_kl and learner_needs_reference(algorithm)
     needed = [
         ("kl_estimator", "densities", algorithm.kl_estimator, estimated_kl),
-        *(
-            (name, "densities", kl, kl is not None)
-            for name in ("target_kl", "desired_kl")
-            for kl in [getattr(flags.optimization, name)]
-        ),
+        ("target_kl", "densities", optimization.target_kl, optimization.target_kl is not None),
+        ("desired_kl", "densities", optimization.desired_kl, optimization.desired_kl is not None),
         ("rollout_is", "densities", correction.rollout_is, correction.weighs),
         ("rollout_rs", "densities", correction.rollout_rs, correction.rollout_rs != "none"),
         ("temperature", "temperature", flags.batch.temperature, flags.batch.temperature != 1.0),

@@ -23,16 +23,20 @@ from rlvla.utils.cli.flags import Parser, arg
 from rlvla.utils.data_files import parse_yaml
 from rlvla.utils.errors import ConfigError, Problem
 from rlvla.utils.files import write_json
+from rlvla.utils.launcher import ACCELERATOR_FILES
 from rlvla.utils.terminal import log, show, table
 
 CHOICE_FILE, TRIALS_FILE, LOG_FILE = "choice.yaml", "trials.json", "log.txt"
-OWN_FLAGS, SAVE_PATH = ("candidates", "trial_steps"), "save_path"
+OUTPUT = "runs/tune"  # default of --save_path
+OWN_FLAGS = ("candidates", "trial_steps")
 # Unless they are given: a trial is judged by episodes after its last step.
-_OF_TRIALS = {"eval_epochs": 1e6, "eval_episodes": 50, "eval_samples": 0, "num_envs": 1}
+_TRIAL_DEFAULTS = {"eval_epochs": 1e6, "eval_episodes": 50, "eval_samples": 0, "num_envs": 1}
 _MAX_STEPS = 3200  # without --max_steps
+_SUFFICIENT_SUCCESS = 0.5  # no further round
 _POLL_SECONDS = 0.1
-_GOOD = 0.5  # success from which the best of a round is taken
-_WITHHELD = ("custom_module", "demos", "dry_run", "max_steps", "seed", SAVE_PATH)
+# Flags that are common to all trials.
+_WITHHELD = ("config", "custom_module", "demos", "dry_run", "eval_epochs", "eval_episodes", "fallback_path", "help")
+_WITHHELD += ("max_steps", "save_path", "seed", "version")
 
 Settings = dict[str, Any]
 
@@ -55,8 +59,16 @@ class TuneConfig:
         minimum=1,
     )
 
+    @property
+    def compared(self) -> set[str]:
+        """Names of the flags that differ between trials."""
+        return {text.partition("=")[0] for text in self.candidates}
+
     def combinations(self, parser: Parser) -> list[Settings]:
         """The settings of each trial.
+
+        Args:
+            parser: command line of the training.
 
         Raises:
             ConfigError: nothing to compare, or flags and values that the training does not take.
@@ -65,15 +77,17 @@ class TuneConfig:
         problems = []
         for text in self.candidates:
             name, equals, listed = text.partition("=")
-            values_given = parse_yaml(listed, f"--candidates {name}") if equals else None
-            if not isinstance(values_given, list) or len(values_given) < 2 or name in values:
-                usage = f"--candidates {text}: write FLAG=[VALUE,VALUE,...], once per flag, with at least two values"
+            try:
+                options = parse_yaml(listed, f"--candidates {name}") if equals else None
+            except ConfigError as error:
+                problems += [problem.of_flag("candidates") for problem in error.problems]
+                continue
+            if not isinstance(options, list) or len(set(map(str, options))) < max(2, len(options)) or name in values:
+                usage = f"--candidates {text}: write FLAG=[VALUE,VALUE,...], once per flag, with different values"
                 problems.append(Problem("candidates", "no_assignment", usage))
                 continue
-            values[name] = values_given
-            refused = name in _WITHHELD
-            errors = [] if refused else _errors(parser, name, values_given)
-            texts = [f"{name} cannot differ between trials"] if refused else errors
+            values[name] = options
+            texts = [error for value in options for error in _errors(parser, name, value)]
             problems += [Problem("candidates", "invalid_value", f"--candidates {text}: {error}") for error in texts]
         if not self.candidates:
             text = "nothing to compare: give --candidates, e.g. --candidates action_chunk_len=[2,5]"
@@ -83,98 +97,116 @@ class TuneConfig:
         return [dict(zip(values, combination)) for combination in itertools.product(*values.values())]
 
 
-def _errors(parser: Parser, name: str, values: Sequence[Any]) -> list[str]:
-    """Errors of the command line of the training for these values of a flag."""
-    return [error for value in values for error in parser.read_flags(flag_arguments(name, value), argparse.Namespace())]
+def _errors(parser: Parser, name: str, value: Any) -> list[str]:
+    """Errors of the command line of the training for a value of a flag."""
+    action = next((action for action in parser._actions if f"--{name}" in action.option_strings), None)
+    if action is not None and action.option_strings[0].removeprefix("--") in _WITHHELD:
+        return [f"{name} cannot differ between trials"]
+    namespace = argparse.Namespace()
+    errors = parser.read_flags(flag_arguments(name, value), namespace)
+    dest = None if action is None else action.dest
+    return errors or [str(problem) for problem in parser.value_problems(namespace) if problem.flag == dest]
 
 
 def run_tuning(
-    trials: Sequence[Settings], steps: int, program: Sequence[str], tokens: Sequence[str], given: Mapping[str, Any]
+    trials: Sequence[Settings], steps: int, max_steps: int | None, folder: Path, command: Sequence[str]
 ) -> Settings:
-    """Run rounds of trials, one per core at a time, and return the best settings, which are written to `choice.yaml`.
+    """Run rounds of trials, and return the best settings, which are written to `choice.yaml`.
 
     Args:
         trials: settings of each trial, see `TuneConfig.combinations`.
         steps: optimizer steps of the first round.
-        program: program of the training, see `rlvla.recipes.runner.launch_command`.
-        tokens: flags of all trials, without those of this command.
-        given: flag -> value of those on the command line or in its file, and `save_path`.
+        max_steps: largest number of steps; None: 3200.
+        folder: receives a folder per trial, `trials.json` and `choice.yaml`.
+        command: arguments of Python for all trials, see `trial_command`.
 
     Raises:
         SystemExit: a trial failed.
     """
-    folder, most = Path(given[SAVE_PATH]), given.get("max_steps") or _MAX_STEPS
-    steps = min(steps, most)
+    max_steps = max_steps or _MAX_STEPS
+    steps = min(steps, max_steps)
     rounds: list[dict[str, Any]] = []
     while True:
         log.info(f"{len(trials)} trials of {steps} steps")
-        rounds.append({"steps": steps, "trials": _play_round(trials, steps, folder, program, tokens, given)})
-        best, *others = sorted(
-            rounds[-1]["trials"], key=lambda trial: -trial["success_at_end"]
-        )  # stable: ties by order
+        results = _run_trials(trials, steps, folder / f"steps_{steps}", command)
+        rounds.append({"steps": steps, "trials": results})
+        best, *others = sorted(results, key=lambda trial: -trial["success_at_end"])  # stable: ties by order
         clear = best["low"] > max(trial["high"] for trial in others)
-        if clear or best["success_at_end"] >= _GOOD or steps == most:
+        finished = steps == max_steps or max(trial["steps"] for trial in results) < steps  # --max_epochs ended them
+        if clear or finished or best["success_at_end"] >= _SUFFICIENT_SUCCESS:
             break
-        steps = min(2 * steps, most)
+        steps = min(2 * steps, max_steps)
     write_json(folder / TRIALS_FILE, {"rounds": rounds, "choice": best["settings"]})
     write_json(folder / CHOICE_FILE, best["settings"])  # JSON is YAML
     rows = [
-        (number["steps"], *(_word(value) for value in trial["settings"].values()), trial["n"], _cell(trial))
-        for number in rounds
-        for trial in number["trials"]
+        (trial["steps"], *map(str, trial["settings"].values()), trial["n"], _cell(trial))
+        for round_ in rounds
+        for trial in round_["trials"]
     ]
     show(table(("steps", *best["settings"], "n", "success at end [95 %]"), rows))
-    chosen = " ".join(f"--{name} {_word(value)}" for name, value in best["settings"].items())
+    chosen = shlex.join(token for flag, value in best["settings"].items() for token in flag_arguments(flag, value))
     why = "the highest success on held-out states" if best["success_at_end"] else "the first, as no trial succeeds"
     show(f"chosen: {chosen} ({why})\nwritten: {folder / CHOICE_FILE}")
     return best["settings"]
 
 
-def _play_round(
-    trials: Sequence[Settings],
-    steps: int,
-    folder: Path,
-    program: Sequence[str],
-    tokens: Sequence[str],
-    given: Mapping[str, Any],
-) -> list[dict[str, Any]]:
-    """Settings and success of each trial."""
-    common = [word for name, value in _OF_TRIALS.items() if name not in given for word in flag_arguments(name, value)]
+def trial_command(program: Sequence[str], tokens: Sequence[str], given: Sequence[str]) -> list[str]:
+    """Arguments of Python for all trials.
+
+    Args:
+        program: program of the training, see `rlvla.recipes.runner.launch_command`.
+        tokens: its flags, without those that differ between trials.
+        given: names of these flags.
+    """
+    defaults = {name: value for name, value in _TRIAL_DEFAULTS.items() if name not in given}
+    return [*program, *tokens, *(token for name, value in defaults.items() for token in flag_arguments(name, value))]
+
+
+def check_trial(settings: Settings, folder: Path, command: Sequence[str], *, quiet: bool = True) -> None:
+    """Let the training check the flags and files of a trial; SystemExit after its messages if it cannot use them."""
+    argv = [sys.executable, *command, *_flags(settings), f"--save_path={folder / 'sft'}", "--dry_run"]
+    status = subprocess.run(argv, stdout=subprocess.DEVNULL if quiet else None, check=False).returncode
+    if status:
+        raise SystemExit(status)
+
+
+def _flags(settings: Settings) -> list[str]:
+    return [token for flag, value in settings.items() for token in flag_arguments(flag, value)]
+
+
+def _run_trials(trials: Sequence[Settings], steps: int, folder: Path, command: Sequence[str]) -> list[dict[str, Any]]:
+    """Settings and success of each trial, run one per core at a time, on a GPU one after the other."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    together = min(cores, len(trials))
+    concurrent = 1 if any(map(os.path.exists, ACCELERATOR_FILES)) else min(cores, len(trials))
     # With a mark, trials end with this process, however it ends.
-    environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, cores // together)), MARK: new_mark()}
-    places: list[Path] = []
-    waiting: list[tuple[Path, list[str]]] = []
-    running: list[tuple[Path, list[str], subprocess.Popen[bytes]]] = []
-    for settings in trials:
-        name = "_".join(["steps", str(steps), *(f"{flag}_{_word(value)}" for flag, value in settings.items())])
-        places.append(folder / name)
-        own = [word for flag, value in settings.items() for word in flag_arguments(flag, value)]
-        own += [f"--max_steps={steps}", f"--{SAVE_PATH}={folder / name / 'sft'}"]
-        waiting.append((folder / name, [sys.executable, *program, *tokens, *common, *own]))
+    environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, cores // concurrent)), MARK: new_mark()}
+    folders = [folder / str(number) for number in range(1, len(trials) + 1)]
+    waiting = list(zip(folders, trials))
+    running: list[tuple[Path, subprocess.Popen[bytes]]] = []
     try:
         while waiting or running:
-            if waiting and len(running) < together:
-                place, argv = waiting.pop(0)
-                place.mkdir(parents=True, exist_ok=True)
+            if waiting and len(running) < concurrent:
+                place, settings = waiting.pop(0)
+                place.mkdir(parents=True)
+                argv = [sys.executable, *command, *_flags(settings), f"--max_steps={steps}"]
                 with (place / LOG_FILE).open("w", encoding="utf-8") as file:
-                    running.append((place, argv, subprocess.Popen(argv, env=environment, stdout=file, stderr=file)))
+                    child = subprocess.Popen(
+                        [*argv, f"--save_path={place / 'sft'}"], env=environment, stdout=file, stderr=file
+                    )
+                running.append((place, child))
                 continue
             time.sleep(_POLL_SECONDS)
-            for place, argv, child in running:
+            for place, child in running:
                 if child.poll():
-                    raise SystemExit(f"a trial failed: {shlex.join(argv)}; its output: {place / LOG_FILE}")
-            running = [trial for trial in running if trial[2].returncode is None]
+                    raise SystemExit(f"a trial failed; its command and output: {place / LOG_FILE}")
+            running = [trial for trial in running if trial[1].returncode is None]
     finally:
-        for _, _, child in running:
+        for _, child in running:
             child.kill()
             child.wait()
-    return [{"settings": settings, **_success(place / "sft" / METRICS_FILE)} for settings, place in zip(trials, places)]
-
-
-def _word(value: Any) -> str:
-    return "_".join(map(str, value)) if isinstance(value, list) else str(value)
+    return [
+        {"settings": settings, **_success(place / "sft" / METRICS_FILE)} for place, settings in zip(folders, trials)
+    ]
 
 
 def _success(path: Path) -> dict[str, Any]:
@@ -183,9 +215,9 @@ def _success(path: Path) -> dict[str, Any]:
     last = [line for line in lines if "eval/success_at_end" in line][-1]
     rate, n = last["eval/success_at_end"], int(last["eval/n"])
     low, high = wilson_interval(round(rate * n), n)
-    return {"success_at_end": rate, "n": n, "low": low, "high": high}
+    return {"steps": int(last["step"]), "success_at_end": rate, "n": n, "low": low, "high": high}
 
 
-def _cell(result: Mapping[str, Any]) -> str:
-    rate, low, high = (100 * result[name] for name in ("success_at_end", "low", "high"))
+def _cell(trial: Mapping[str, Any]) -> str:
+    rate, low, high = (100 * trial[name] for name in ("success_at_end", "low", "high"))
     return f"{rate:.1f}% [{low:.1f}, {high:.1f}]"

@@ -34,18 +34,21 @@ class NetworkPolicy(nn.Module):
         super().__init__()
         self.spec, self._codec, self._head = spec, codec, head
         self._graphs: DecisionGraphs | None = None
-        self.value_head: nn.Module | None = None  # hidden vectors [B, K, d] -> [B, K, 1]
+        self.value_head: nn.Module | None = None  # see `values`
 
     def observations(self, images: Tensor, proprio: Tensor | None, instructions: Sequence[str]) -> dict[str, Any]:
         """Prepared observations as keyword arguments of `hidden`, on the policy's device."""
         raise NotImplementedError
 
     def hidden(self, *args: Any, **kwargs: Any) -> Any:
-        """`hidden(trace, **observations)`: [B, K, d], one vector per log-prob; autoregressive networks read `trace`."""
+        """`hidden(trace, **observations)`: features of the network; autoregressive networks read `trace`.
+
+        By default [B, K, d], one vector per log-prob; with another shape override `column_features`.
+        """
         raise NotImplementedError
 
     def read_out(self, hidden: Any) -> Any:
-        """Inputs of the action head, e.g. logits, from hidden vectors [B, K, d]."""
+        """Inputs of the action head, e.g. logits, from `hidden`."""
         raise NotImplementedError
 
     def column_features(self, hidden: Any) -> Tensor:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlvla.commands.tune_sft import CHOICE_FILE
+from rlvla.commands.tune_sft import CHOICE_FILE, TuneConfig
 from rlvla.data.lerobot_cache import cached_dataset, is_repo_id
 from rlvla.envs.registry import get_suite, trust_suite
 from rlvla.utils.cli.config_file import flag_arguments
 from rlvla.utils.cli.flags import Parser, arg
 from rlvla.utils.data_files import parse_yaml, read_settings
-from rlvla.utils.errors import ConfigError, Problem
+from rlvla.utils.errors import ConfigError, Problem, collected
 
 Settings = dict[str, Any]  # flag, without dashes -> value as YAML has it; None for the default
 Parsers = Mapping[str, Parser]  # command -> its command line
@@ -24,6 +25,7 @@ OUTPUT = "$output"  # in values of a recipe: the folder of --output
 ALL = "all"  # beside the stages: settings for every stage that has such a flag
 MINUTES, PROCESSES = "minutes", "processes"  # settings of a stage that are not flags of its command
 _STAGE_SETTINGS = (MINUTES, PROCESSES)
+_OF_SFT_ALONE = (*_STAGE_SETTINGS, "save_path", "fallback_path")  # settings that do not apply to the stage `tune`
 _TOP = ("about", "output", ALL, "stages", "variants")
 # A dry run would leave no output for the next stage; a file of flags would bypass the checks made here.
 _WITHHELD = ("dry_run", "config", "local_rank", "help", "version")
@@ -406,8 +408,13 @@ def plan(
     for name in names:
         settings = _merged(name, [recipe.base, *sources], parsers)
         if name == "tune":  # its trials are short runs of the stage sft
-            settings = _merged("sft", [recipe.base, *sources], parsers) | settings
-            settings.pop(PROCESSES, None)
+            training = _merged("sft", [recipe.base, *sources], parsers)
+            candidates = settings.get("candidates") or ()
+            compared = TuneConfig((candidates,) if isinstance(candidates, str) else tuple(map(str, candidates)))
+            if compared.compared and all(training.get(flag) is not None for flag in compared.compared):
+                continue  # nothing is left to choose
+            collected(problems, partial(compared.combinations, parsers["train_sft_vla"]))
+            settings = {flag: value for flag, value in training.items() if flag not in _OF_SFT_ALONE} | settings
         if demos and "demos" in (KINDS[name].reads or {}):
             settings["demos"] = [str(path) for path in demos]
         minutes, processes = settings.pop(MINUTES, None), settings.pop(PROCESSES, None)

@@ -22,6 +22,7 @@ from rlvla.recipes.recipe import KINDS, REPORT, RecipeConfig, Stage, inputs_of
 from rlvla.recipes.state import DONE, RUNNING, State, locked
 from rlvla.utils.cli.programs import typed_command
 from rlvla.utils.errors import ConfigError, Problem
+from rlvla.utils.launcher import ACCELERATOR_FILES
 from rlvla.utils.signals import SHELL_SIGNAL_BASE, StopRequested, record, taken_over
 from rlvla.utils.terminal import IN_RECIPE, duration, fit, log, show, style
 
@@ -34,8 +35,6 @@ _SAVE_SECONDS = 60.0  # for ranks whose launcher has ended to save a checkpoint
 _LIBC = ctypes.CDLL(None, use_errno=True)
 # prctl(2)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-# Without any of these the deepspeed launcher warns, twice, that it found no accelerator.
-ACCELERATOR_FILES = ("/dev/nvidiactl", "/dev/nvmap", "/dev/kfd", "/dev/dxg")
 # Flags with any number of values.
 _LISTS = {f"--{f.metadata.get('flag', f.name)}" for f in fields(RecipeConfig) if isinstance(f.default, tuple)}
 Program = Callable[[str], Sequence[str]]  # command -> the program of `launch_command`

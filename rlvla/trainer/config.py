@@ -320,8 +320,8 @@ class OptimizationConfig(LoopOptimizationConfig):
     )
     desired_kl: float | None = arg(
         None,
-        "adapt the peak of the actor's learning-rate schedule after each iteration: divide it by 1.5 if actor/ppo_kl "
-        "is above twice this, multiply it by 1.5 if below half (default: off)",
+        "KL per iteration that the actor's learning rate adapts to: divided or multiplied by 1.5 when actor/ppo_kl is "
+        "more than twice or less than half this value times the square of the schedule (default: off)",
         above=0,
     )
     ema_beta: float = arg(

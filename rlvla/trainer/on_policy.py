@@ -25,25 +25,25 @@ from rlvla.utils.deepspeed.engine import Engine
 from rlvla.utils.terminal import log
 
 _STEP, _LARGEST = 1.5, 10.0  # of the scale of the learning rate
-_TOO_EARLY = 0.2  # share of the peak below which the rate says little about the peak
+_MIN_FRACTION = 0.2  # of the peak, below which a rate says little about the peak
 
 
-def adapted_scale(scale: float, kl: float, desired: float, share: float) -> float:
+def adapted_scale(scale: float, kl: float, desired: float, fraction: float) -> float:
     """The scale of a learning-rate schedule that brings the KL of an iteration closer to a desired one.
 
     Lowered if the KL is more than twice the desired one, raised if it is less than half (the adaptive schedule of
     rsl_rl, Rudin et al. 2021), within 1/10 and 10. The KL grows with the square of the step, so that an iteration at
-    `share` of the peak should have `share**2` of the KL: warm-up and decay keep their shape.
+    this fraction of the peak should have `fraction**2` of the KL: warm-up and decay keep their shape.
 
     Args:
         scale: the current one.
-        kl: mean KL of the iteration's optimizer steps to the policy before it, in nats per log-prob.
+        kl: mean KL of the iteration's optimizer steps to the policy before it, in nats per log-prob; may be infinite.
         desired: KL at the peak of the schedule.
-        share: mean learning rate of the iteration over the current peak; below 0.2 the scale is kept.
+        fraction: mean learning rate of the iteration over the current peak; below 0.2 the scale is kept.
     """
-    if share < _TOO_EARLY:
+    if fraction < _MIN_FRACTION:
         return scale
-    expected = desired * share**2
+    expected = desired * fraction**2
     if kl > 2 * expected:
         return max(scale / _STEP, 1 / _LARGEST)
     if kl < expected / 2:
@@ -112,7 +112,6 @@ class OnPolicy(Algorithm):
             demonstrations=demonstrations,
         )
         self._iteration = 0
-        self._rate_scale = 1.0  # of the learning-rate schedule, see `--desired_kl`
         self._collected: Collected | None = None
         # For `remax`: uid -> rewards and executed actions of the greedy episode, both [S, A].
         self._greedy: dict[str, tuple[torch.Tensor, torch.Tensor]] | None = None
@@ -193,14 +192,13 @@ class OnPolicy(Algorithm):
 
     def _adapt_learning_rate(self, before: float, values: Mapping[str, float]) -> None:
         """Scale the schedule toward `desired_kl`, see `adapted_scale`; `before`: the rate of the first step."""
-        optimization = self.setup.config.optimization
+        optimization, peak = self.setup.config.optimization, self.actor.peak_learning_rate
         desired, kl = optimization.desired_kl, values.get("actor/ppo_kl", math.nan)
-        peak = self._rate_scale * optimization.actor_learning_rate
-        if desired is None or not math.isfinite(kl) or not peak:
+        if desired is None or math.isnan(kl) or not peak:
             return
-        scale = adapted_scale(self._rate_scale, kl, desired, (before + self.actor.learning_rate) / (2 * peak))
-        self.actor.scale_learning_rate(scale / self._rate_scale)
-        self._rate_scale = scale
+        scale = peak / optimization.actor_learning_rate
+        adapted = adapted_scale(scale, kl, desired, (before + self.actor.learning_rate) / (2 * peak))
+        self.actor.scale_learning_rate(adapted / scale)
 
     def finish_update(self, values: dict[str, float], groups: int) -> None:
         """Adapt the learner to the metrics of its update on this number of groups over all ranks; may add metrics."""
@@ -240,18 +238,13 @@ class OnPolicy(Algorithm):
         """The running moments of returns and rewards, and the state of the task sampler."""
         normalizer, sampler = self.maker.value_normalizer, self._sampler.state_dict()
         moments = None if normalizer is None else normalizer.state_dict()
-        state = {
-            "rate_scale": self._rate_scale,
-            "value_normalizer": moments,
-            "reward_scaling": self.maker.reward_scaling.state_dict(),
-        }
+        state = {"value_normalizer": moments, "reward_scaling": self.maker.reward_scaling.state_dict()}
         return state if sampler is None else state | {"task_sampler": sampler}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a `state_dict`."""
         if self.maker.value_normalizer is not None:
             self.maker.value_normalizer.load_state_dict(state["value_normalizer"])
-        self._rate_scale = state.get("rate_scale", 1.0)  # checkpoints of 0.2 have none
         if "reward_scaling" in state:  # checkpoints before 0.2 have none
             self.maker.reward_scaling.load_state_dict(state["reward_scaling"])
         self._sampler.load_state_dict(state.get("task_sampler"))

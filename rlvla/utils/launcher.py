@@ -1,4 +1,4 @@
-"""Launcher processes of this rank, from /proc (Linux; elsewhere none are found)."""
+"""Launcher processes of this rank, from /proc (Linux; elsewhere none are found), and device files of accelerators."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+# Device files of accelerators. Without any of these the deepspeed launcher warns, twice, that it found none.
+ACCELERATOR_FILES = ("/dev/nvidiactl", "/dev/nvmap", "/dev/kfd", "/dev/dxg")
 _NODE_LAUNCHER = "deepspeed.launcher.launch"  # started by the program `deepspeed`, on every machine
 _PROGRAMS = {"deepspeed", "deepspeed.pt", "ds", "torchrun"}
 _MODULES = {_NODE_LAUNCHER, "deepspeed.launcher.runner", "torch.distributed.run", "torch.distributed.launch"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,10 @@ SMALL = ["--pretrain", "compact", "--compact_head", "gaussian", "--train_batch_s
     [
         ([], "nothing to compare"),
         (["action_chunk_len"], "write FLAG="),
-        (["action_chunk_len=[2]"], "at least two values"),
+        (["action_chunk_len=[2]"], "different values"),
+        (["action_chunk_len=[2,2]"], "different values"),
+        (["action_chunk_len=[0,2]"], "action_chunk_len"),
+        (["output_dir=[a,b]"], "cannot differ"),
         (["action_chunk_len=[2,5]", "action_chunk_len=[3,4]"], "once per flag"),
         (["no_such_flag=[1,2]"], "no_such_flag"),
         (["action_chunk_len=[2,many]"], "many"),
@@ -46,18 +50,20 @@ def test_all_combinations() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rounds", "most", "steps", "choice"),
+    ("rounds", "most", "epochs", "steps", "choice"),
     [
-        ([(80, 90)], 3000, [800], 2),  # good: the best is taken, however close
-        ([(2, 40)], 3000, [800], 2),  # poor but clear
-        ([(2, 0), (3, 45)], 3000, [800, 1600], 2),  # not clear: twice the steps
-        ([(2, 0), (2, 1), (3, 2)], 3000, [800, 1600, 3000], 5),  # until --max_steps
-        ([(0, 0)], 500, [500], 5),  # none succeeds: the first
+        ([(80, 90)], 3000, 9000, [800], 2),  # good: the best is taken, however close
+        ([(2, 40)], 3000, 9000, [800], 2),  # poor but clear
+        ([(2, 0), (3, 45)], 3000, 9000, [800, 1600], 2),  # not clear: twice the steps
+        ([(2, 0), (2, 1), (3, 2)], 3000, 9000, [800, 1600, 3000], 5),  # until --max_steps
+        ([(0, 0)], 500, 9000, [500], 5),  # none succeeds: the first
+        ([(2, 0), (2, 0)], 3000, 1000, [800, 1600], 5),  # --max_epochs ends the trials
     ],
 )
-def test_rounds_are_repeated_until_they_tell(
+def test_rounds_are_repeated_until_the_choice_is_clear(
     rounds: list[tuple[int, int]],
     most: int,
+    epochs: int,
     steps: list[int],
     choice: int,
     tmp_path: Path,
@@ -66,39 +72,59 @@ def test_rounds_are_repeated_until_they_tell(
 ) -> None:
     played: list[int] = []
 
-    def play(trials: list[dict[str, Any]], number: int, *_: Any) -> list[dict[str, Any]]:
+    def run(trials: list[dict[str, Any]], number: int, *_: Any) -> list[dict[str, Any]]:
         played.append(number)
         results = []
         for settings, wins in zip(trials, rounds[len(played) - 1]):
             low, high = wilson_interval(wins, 100)
-            results.append({"settings": settings, "success_at_end": wins / 100, "n": 100, "low": low, "high": high})
+            rate = {"success_at_end": wins / 100, "n": 100, "low": low, "high": high}
+            results.append({"settings": settings, "steps": min(number, epochs), **rate})
         return results
 
-    monkeypatch.setattr(tune_sft, "_play_round", play)
-    given = {"save_path": str(tmp_path), "max_steps": most}
-    best = run_tuning([{"action_chunk_len": 5}, {"action_chunk_len": 2}], 800, [], [], given)
+    monkeypatch.setattr(tune_sft, "_run_trials", run)
+    best = run_tuning([{"action_chunk_len": 5}, {"action_chunk_len": 2}], 800, most, tmp_path, [])
     assert played == steps and best == {"action_chunk_len": choice}
     assert json.loads((tmp_path / "trials.json").read_text())["choice"] == best
-    assert f"chosen: --action_chunk_len {choice}" in capsys.readouterr().out
+    assert f"chosen: --action_chunk_len={choice}" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_the_better_rate_is_chosen_and_read_by_the_training(demos_file: Path, tmp_path: Path) -> None:
-    """Real trials: with a rate of nearly 0 a policy does not learn toy_reach."""
-    flags = [*SMALL, "--demos", str(demos_file), "--max_epochs", "100", "--max_steps", "400"]
-    trials = ["--candidates", "learning_rate=[1e-7,2e-3]", "--trial_steps", "400", "--eval_episodes", "30"]
-    tune_sft_vla.main([*flags, *trials, "--save_path", str(tmp_path / "tune")])
-    (first,) = json.loads((tmp_path / "tune" / "trials.json").read_text())["rounds"]
+    """Real trials, some flags from a file: with a rate of nearly 0 a policy does not learn toy_reach."""
+    flags = [*SMALL, "--demos", str(demos_file), "--max_epochs", "100"]
+    file = tmp_path / "flags.yaml"
+    file.write_text("eval_episodes: 30\nmax_steps: 400\ncandidates: ['learning_rate=[1e-7,2e-3]']\n")
+    folder = tmp_path / "tune"
+    tune_sft_vla.main([*flags, "--config", str(file), "--save_path", str(folder)])
+    (first,) = json.loads((folder / "trials.json").read_text())["rounds"]
     bad, good = first["trials"]
-    assert bad["high"] < good["low"] and bad["n"] == good["n"] == 30
-    choice = tmp_path / "tune" / "choice.yaml"
+    assert bad["high"] < good["low"] and bad["n"] == good["n"] == 30 and bad["steps"] == 400
+    choice = folder / "choice.yaml"
     train_sft_vla.main([*flags, "--config", str(choice), "--max_steps", "2", "--save_path", str(tmp_path / "sft")])
     assert "learning_rate: 0.002" in (tmp_path / "sft" / "config.yaml").read_text()
+    with pytest.raises(SystemExit):  # its folder is in use
+        tune_sft_vla.main([*flags, "--config", str(file), "--save_path", str(folder)])
 
 
-def test_a_failed_trial_ends_the_command_and_names_its_log(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"a trial failed: .*log\.txt"):
-        tune_sft_vla.main(
-            ["--demos", str(tmp_path / "none.hdf5"), "--candidates", "action_chunk_len=[2,5]"]
-            + ["--save_path", str(tmp_path / "tune")]
-        )
+def test_a_dry_run_checks_the_training_and_starts_no_trial(
+    demos_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    trials = [*SMALL, "--candidates", "action_chunk_len=[2,4]", "--save_path", str(tmp_path / "tune")]
+    tune_sft_vla.main([*trials, "--demos", str(demos_file), "--dry_run"])
+    assert "total in host memory" in capfd.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        tune_sft_vla.main([*trials, "--demos", str(tmp_path / "none.hdf5")])
+    assert ended.value.code == 2 and "none.hdf5" in capfd.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        tune_sft_vla.main([*trials, "--demos", str(demos_file), "--eval_epochs", "0"])
+    assert ended.value.code == 2 and "compared by episodes" in capfd.readouterr().err
+    assert not (tmp_path / "tune").exists()
+
+
+def test_trials_end_with_a_failed_one(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import sys, time\nsys.exit(3) if '--seed=1' in sys.argv else time.sleep(600)\n")
+    started = time.monotonic()
+    with pytest.raises(SystemExit, match=r"a trial failed.*log\.txt"):
+        tune_sft._run_trials([{"seed": 0}, {"seed": 1}], 10, tmp_path / "trials", [str(program)])
+    assert time.monotonic() - started < 60

@@ -29,12 +29,12 @@ class ToyPushExpert(TableExpert):
 
     def _velocity(self, state: dict[str, np.ndarray]) -> np.ndarray:
         pusher, disc, other, zone = (complex(*state[name]) for name in ("pusher", "object", "distractor", "zone"))
-        way = _displacement(pusher, disc, other, zone + complex(*self._offset.tolist())) / STEP_SIZE
+        way = displacement(pusher, disc, other, zone + complex(*self._offset.tolist())) / STEP_SIZE
         way /= max(1.0, abs(way.real), abs(way.imag))  # keep the direction
         return np.array([way.real, way.imag])
 
 
-def _displacement(pusher: complex, disc: complex, other: complex, goal: complex) -> complex:
+def displacement(pusher: complex, disc: complex, other: complex, goal: complex) -> complex:
     """Target displacement of the pusher; points of the table are complex numbers."""
     ahead = _direction(disc, goal, [(other, _OBJECT_CLEARANCE)])
     # In the frame of the disc whose first axis is the way ahead.

@@ -1,6 +1,6 @@
 """JSON encoding of worker messages.
 
-Workers may run in another interpreter, whose NumPy or simulator classes this one could not unpickle; so answers consist
+Workers may run in another interpreter, whose NumPy or simulator classes this one could not unpickle; answers consist
 of plain values, the dataclasses below and arrays. Arrays are not part of the JSON: the sender stores them elsewhere
 (shared memory, or behind the JSON), and the answer references them.
 """

@@ -111,7 +111,7 @@ def write_reply(envelope: Envelope, message: bytes, arrays: Sequence[bytes]) -> 
 
 
 def read_reply(data: bytes) -> tuple[Envelope, Hello | list[SlotAnswer]]:
-    """Decode the return value of an actor; raises as `decode_message`."""
+    """Decode the return value of an actor; DecodeError: see `decode_message`."""
     start = _LENGTH.size + _LENGTH.unpack_from(data)[0]
     envelope = Envelope(**json.loads(data[_LENGTH.size : start]))
     end = start + envelope.message_bytes

@@ -131,7 +131,7 @@ class ValueHead(nn.Sequential):
     def __init__(self, features: int, config: CompactConfig):
         width = config.width
         with torch.random.fork_rng(devices=[]):  # the same for every run, and no draw from the global generator
-            torch.manual_seed(0)
+            torch.default_generator.manual_seed(0)
             layers = nn.Linear(features, width), nn.LayerNorm(width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
             super().__init__(*layers, scalar_head(width, config.action_chunk_len))
 

@@ -100,6 +100,11 @@ class Engine:
         """The learning rate of the next step."""
         return self.engine.get_lr()[0]
 
+    @property
+    def peak_learning_rate(self) -> float:
+        """The highest learning rate of the schedule."""
+        return self.engine.lr_scheduler.base_lrs[0]
+
     def scale_learning_rate(self, factor: float) -> None:
         """Multiply the learning rates of all later steps; stored in checkpoints."""
         scheduler = self.engine.lr_scheduler

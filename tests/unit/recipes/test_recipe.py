@@ -77,6 +77,17 @@ def test_trials_have_the_settings_of_the_training_which_reads_the_choice(
     assert not {"--trial_steps=100", "--eval_episodes=30"} & set(training.argv)
 
 
+def test_candidates_are_checked_with_the_recipe(tmp_path: Path, parsers: dict[str, Parser]) -> None:
+    text = WHOLE.replace("  sft:", '  tune: {candidates: ["action_chunk_len=[5,2]"]}\n  sft:', 1)
+    several = planned(tmp_path, parsers, text, assignments=["tune.candidates=action_chunk_len=[8,4]"])
+    assert "--candidates=action_chunk_len=[8,4]" in several["tune"].argv
+    own = planned(tmp_path, parsers, text, assignments=["sft.save_path=$output/mine", "sft.minutes=7"])
+    assert f"--save_path={tmp_path / 'run'}/tune" in own["tune"].argv and own["tune"].minutes is None
+    assert "tune" not in planned(tmp_path, parsers, text, assignments=["sft.action_chunk_len=8"])
+    for candidates in ("[foo=[1,2]]", "null", "action_chunk_len=[0,2]"):
+        assert "candidates" in refused(tmp_path, parsers, text, assignments=[f"tune.candidates={candidates}"])
+
+
 def test_stages_read_the_outputs_of_earlier_ones(tmp_path: Path, parsers: dict[str, Parser]) -> None:
     stages, run = planned(tmp_path, parsers), tmp_path / "run"
     assert list(stages) == ["demos", "sft", "eval_sft", "rl", "eval_rl"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from tests.support import resume_cases
 
 
 @pytest.mark.parametrize(
-    ("kl", "share", "expected"),
+    ("kl", "fraction", "expected"),
     [
         (0.01, 1.0, 1.0),
         (0.019, 1.0, 1.0),
@@ -24,10 +25,11 @@ from tests.support import resume_cases
         (0.0025, 0.5, 1.0),  # halfway through a decay a quarter of the KL is due
         (0.01, 0.5, 1 / 1.5),
         (0.0, 0.1, 1.0),
+        (math.inf, 1.0, 1 / 1.5),
     ],
 )
-def test_the_scale_follows_the_kl(kl: float, share: float, expected: float) -> None:
-    assert adapted_scale(1.0, kl, 0.01, share) == pytest.approx(expected)
+def test_the_scale_follows_the_kl(kl: float, fraction: float, expected: float) -> None:
+    assert adapted_scale(1.0, kl, 0.01, fraction) == pytest.approx(expected)
 
 
 def test_the_scale_is_limited() -> None:
