@@ -35,8 +35,10 @@ _MAX_STEPS = 3200  # without --max_steps
 _SUFFICIENT_SUCCESS = 0.5  # no further round
 _POLL_SECONDS = 0.1
 # Flags that are common to all trials.
-_WITHHELD = ("config", "custom_module", "demos", "dry_run", "eval_epochs", "eval_episodes", "fallback_path", "help")
-_WITHHELD += ("max_steps", "save_path", "seed", "version")
+_WITHHELD = (
+    *("config", "custom_module", "demos", "dry_run", "eval_epochs", "eval_episodes", "fallback_path", "help"),
+    *("max_steps", "save_path", "seed", "version"),
+)
 
 Settings = dict[str, Any]
 
