@@ -63,6 +63,8 @@ NOT_RUN = {
     "python benchmarks/lock_step.py": "many simulators; tests/unit/envs/workers/test_slots.py compares the same",
     "python benchmarks/trace_iteration.py": "rewrites the page; tests/integration/test_trace.py compares it",
     "python benchmarks/share_backbone.py": "six learning runs",
+    "python benchmarks/bf16_training.py": "learning runs; tests/integration/test_bf16_training.py has small ones",
+    "python cli/eval_vla.py --pretrain runs/bf16/smolvla_bf16_0/policy": "needs those runs",
     "python benchmarks/learning.py": "18 learning runs",
     "python benchmarks/flow_ablation.py": "eight learning runs",
     "hf download": "needs the network",

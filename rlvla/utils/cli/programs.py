@@ -14,7 +14,15 @@ _MODULE = "rlvla.cli"
 # In the order of a first use.
 COMMANDS = (
     *("run_recipe", "check_env", "new_env", "collect_demos", "view_data", "check_demos", "convert_demos"),
-    *("inspect_vla", "train_sft_vla", "train_ppo_vla", "train_sac_vla", "train_rm_vla", "score_episodes"),
+    *(
+        "inspect_vla",
+        "tune_sft_vla",
+        "train_sft_vla",
+        "train_ppo_vla",
+        "train_sac_vla",
+        "train_rm_vla",
+        "score_episodes",
+    ),
     *("draw_reward_machine", "eval_vla", "compare_runs", "export_policy", "push_to_hub", "replay_batch"),
 )
 # Not other files in a folder cli/, which may be the user's.

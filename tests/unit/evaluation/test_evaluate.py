@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from rlvla.rollout import EpisodeRequest
 
 TOY = list_tasks("toy_reach")[0]
 TASKS = [TOY, replace(TOY, task_id=1, name="other")]
+POLICY = SimpleNamespace(spec=SimpleNamespace(proprio_limit=1.0))  # the engines below do not ask it
 
 
 class Engine:
@@ -72,7 +74,7 @@ class Rank:
 def run(strategy: Rank, split: SplitConfig | None = None, n: int = 10, seed: int = 0, **kw):
     engine = Engine()
     split = split or SplitConfig()
-    result = evaluate(engine, None, TASKS, strategy, episodes_per_task=n, split=split, seed=seed, **kw)
+    result = evaluate(engine, POLICY, TASKS, strategy, episodes_per_task=n, split=split, seed=seed, **kw)
     return engine, result
 
 
@@ -89,7 +91,7 @@ def test_proprio_outside_the_statistics_is_warned_about(edge: float, said: bool,
     strategy.is_main = True
     engine = Engine()
     engine.kind = Foreign
-    evaluate(engine, None, TASKS, strategy, episodes_per_task=4, split=SplitConfig(), seed=0)
+    evaluate(engine, POLICY, TASKS, strategy, episodes_per_task=4, split=SplitConfig(), seed=0)
     assert ("dataset statistics" in capsys.readouterr().err) == said
 
 
@@ -106,7 +108,7 @@ def test_held_out_states_of_every_task_each_once() -> None:
 
 def test_without_a_strategy_this_process_plays_all_held_out_states() -> None:
     engine = Engine()
-    result = evaluate(engine, None, TASKS, episodes_per_task=10)
+    result = evaluate(engine, POLICY, TASKS, episodes_per_task=10)
     same, reference = run(Rank())
     assert engine.requests == same.requests and result == reference
 
@@ -199,7 +201,7 @@ class ByChance(Engine):
 def test_several_samples_per_state_are_clustered() -> None:
     options = {"episodes_per_task": 10, "split": SplitConfig(), "seed": 0, "greedy": False, "samples": 4}
     engine = ByChance()
-    result = evaluate(engine, None, TASKS, Rank(), **options)
+    result = evaluate(engine, POLICY, TASKS, Rank(), **options)
     assert len(engine.requests) == 80 and len({(r.uid, r.seed) for r in engine.requests}) == 80
     assert [r for r in engine.requests if not sample_of(r.uid)] == run(Rank())[0].requests, "the first are those of one"
     assert (result.success_at_end.rate, result.success_at_end.n) == (0.25, 80)
@@ -212,8 +214,8 @@ def test_several_samples_per_state_are_clustered() -> None:
     assert EvalResult.from_dict(json.loads(json.dumps(result.as_dict()))) == result
     halves = [Rank(0, 2), Rank(1, 2)]
     for rank in halves:
-        evaluate(ByChance(), None, TASKS, rank, **options)
-    assert evaluate(ByChance(), None, TASKS, Rank(0, 2, others=(halves[1].sent,)), **options) == result
+        evaluate(ByChance(), POLICY, TASKS, rank, **options)
+    assert evaluate(ByChance(), POLICY, TASKS, Rank(0, 2, others=(halves[1].sent,)), **options) == result
 
 
 def test_pass_at_k_is_of_states_with_all_their_samples() -> None:
@@ -272,11 +274,11 @@ def test_dropped_episodes_are_counted_and_reported() -> None:
         def run(self, requests, policy, *, on_episode, **options):
             return super().run(requests[:-3], policy, on_episode=on_episode, **options)
 
-    result = evaluate(Losing(), None, TASKS, Rank(), episodes_per_task=10, split=SplitConfig(), seed=0)
+    result = evaluate(Losing(), POLICY, TASKS, Rank(), episodes_per_task=10, split=SplitConfig(), seed=0)
     assert result.dropped == 3 and result.success_at_end.n == 17 and result.as_metrics()["eval/dropped"] == 3
     assert "3 EPISODES COULD NOT BE PLAYED" in result.as_table()
     with pytest.raises(RuntimeError, match="no evaluation episode of other"):
-        evaluate(Losing(), None, TASKS, Rank(), episodes_per_task=3, split=SplitConfig(), seed=0)
+        evaluate(Losing(), POLICY, TASKS, Rank(), episodes_per_task=3, split=SplitConfig(), seed=0)
 
 
 def test_episodes_in_the_journal_are_not_played_again() -> None:
