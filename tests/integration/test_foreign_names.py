@@ -79,7 +79,8 @@ def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     (folder / f"{MODULE}.py").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("PYTHONPATH", str(folder))
-    monkeypatch.setattr(registry, "_TRUSTED", {})
+    for name in ("_TRUSTED", "_GYM_MODULES"):
+        monkeypatch.setattr(registry, name, {})
     monkeypatch.setattr(custom_modules, "_with_suites", {})
     gymnasium.register("Stranger-v7", entry_point=f"{MODULE}:Stranger", max_episode_steps=5)
     _warn.cache_clear()
