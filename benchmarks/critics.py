@@ -4,7 +4,7 @@
 
 The policy plays sampled episodes; a quarter of them is held out. Values are fitted to the discounted success of the
 others: linear and by an MLP on column vectors (where heads of other families read), on the trunk, and on the encoder's
-features, and by a network of its own that starts from the policy's weights. The table has the explained variance after
+features, and by a separate network initialized from the policy. The table has the explained variance after
 64, 128 and 256 optimizer steps of 160 decisions. One thread.
 """
 
@@ -112,7 +112,7 @@ def main() -> None:
         def values(at: Tensor, own: rlvla.Actor = own, model: nn.ModuleList = model) -> Tensor:
             return model[1](own.features(rows.index(at))[:, 0])[:, 0]
 
-        lines.append(("a network of its own", f"{rate:g}", *fit(model, values, returns, held, rate)))
+        lines.append(("separate network", f"{rate:g}", *fit(model, values, returns, held, rate)))
     success = sum(sample.success_at_end for sample in samples) / len(samples)
     print(f"{len(samples)} episodes, {len(rows)} decisions, sampled success {100 * success:.0f} %")
     print(table(("values from", "rate", *(f"{steps} steps" for steps in STEPS)), lines))

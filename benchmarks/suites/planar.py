@@ -189,11 +189,11 @@ class PlanarExpert:
         return disturb(self._scene.expert(state, self._offset), slice(0, 2), self._config, self._rng)
 
 
-def register_planar_suite(name: str, scene: type[PlanarTask]) -> None:
-    """Register a suite with one task for each of `scene.texts`."""
+def register_planar_suite(name: str, scene: type[PlanarTask], options_class: type[Any] = PlanarOptions) -> None:
+    """Register a suite with one task for each of `scene.texts`; `options_class`: a dataclass like `PlanarOptions`."""
 
     def list_tasks(**kw: Any) -> list[TaskSpec]:
-        options = PlanarOptions(**kw)
+        options = options_class(**kw)
         return [
             TaskSpec(
                 suite=name,
@@ -211,12 +211,12 @@ def register_planar_suite(name: str, scene: type[PlanarTask]) -> None:
         ]
 
     def make(task_id: int, **kw: Any) -> PlanarEnv:
-        return PlanarEnv(task_of(name, list_tasks(**kw), task_id), scene(task_id), PlanarOptions(**kw))
+        return PlanarEnv(task_of(name, list_tasks(**kw), task_id), scene(task_id), options_class(**kw))
 
     def expert(task: TaskSpec, config: ExpertConfig) -> PlanarExpert:
         return PlanarExpert(scene, config)
 
-    register_suite(name, Suite(list_tasks, make, cameras=CAMERAS, options=PlanarOptions, expert=expert))
+    register_suite(name, Suite(list_tasks, make, cameras=CAMERAS, options=options_class, expert=expert))
 
 
 class RingPush(PlanarTask):

@@ -341,7 +341,7 @@ def _graph_problems(flags: PPORun) -> Iterator[Problem]:
     if backend != COLOCATED:
         yield no_effect("cuda_graphs", True, f"--rollout_backend {backend} decides in other processes")
     if flags.strategy.zero_stage == 3:
-        text = "--cuda_graphs: --zero_stage 3 gathers the weights anew for each rollout; choose one"
+        text = "--cuda_graphs: --zero_stage 3 gathers the weights for each rollout; choose one"
         yield Problem("cuda_graphs", "contradiction", text)
     if not torch.cuda.is_available():
         text = "--cuda_graphs launches the kernels of a CUDA GPU, and there is none; leave it out"

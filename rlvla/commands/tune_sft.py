@@ -146,7 +146,7 @@ def run_tuning(
         for trial in round_["trials"]
     ]
     show(table(("steps", *best["settings"], "n", "success at end [95 %]"), rows))
-    chosen = shlex.join(token for flag, value in best["settings"].items() for token in flag_arguments(flag, value))
+    chosen = shlex.join(_flags(best["settings"]))
     why = "the highest success on held-out states" if best["success_at_end"] else "the first, as no trial succeeds"
     show(f"chosen: {chosen} ({why})\nwritten: {folder / CHOICE_FILE}")
     return best["settings"]
@@ -161,7 +161,7 @@ def trial_command(program: Sequence[str], tokens: Sequence[str], given: Sequence
         given: names of these flags.
     """
     defaults = {name: value for name, value in _TRIAL_DEFAULTS.items() if name not in given}
-    return [*program, *tokens, *(token for name, value in defaults.items() for token in flag_arguments(name, value))]
+    return [*program, *tokens, *_flags(defaults)]
 
 
 def check_trial(settings: Settings, folder: Path, command: Sequence[str], *, quiet: bool = True) -> None:
@@ -200,7 +200,7 @@ def _run_trials(trials: Sequence[Settings], steps: int, folder: Path, command: S
             time.sleep(_POLL_SECONDS)
             for place, child in running:
                 if child.poll():
-                    raise SystemExit(f"a trial failed; its command and output: {place / LOG_FILE}")
+                    raise SystemExit(f"a trial failed; its output: {place / LOG_FILE}")
             running = [trial for trial in running if trial[1].returncode is None]
     finally:
         for _, child in running:

@@ -33,7 +33,7 @@ class _CapturedGraph:
 class DecisionGraphs:
     """Captures and replays the forward pass of a policy on a GPU, one graph per shape of the inputs.
 
-    Batches are padded to a power of two by repeating the last row. All graphs are captured anew when a weight has moved
+    Batches are padded to a power of two by repeating the last row. All graphs are recaptured when a weight has moved
     in memory. If the pass cannot be captured, it runs without graphs from then on.
 
     Args:

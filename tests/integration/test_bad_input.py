@@ -478,6 +478,8 @@ GRPO = ["--advantage_estimator", "grpo", *GROUPS_OF_4]
         (["--async_rollout", "--rollout_is_high", "3"], "rollout_is_high", "no_effect"),
         (["--rollout_actors", "2"], "rollout_actors", "no_effect"),
         (["--async_rollout", "--proximal", "interpolate", "--share_backbone"], "proximal", "contradiction"),
+        (["--async_rollout", "--proximal", "interpolate", "--desired_kl", "0.01"], "proximal", "contradiction"),
+        (["--desired_kl", "0"], "desired_kl", "out_of_range"),
         (["--async_rollout", "--deterministic_rollout", "--partial_rollout"], "deterministic_rollout", "contradiction"),
         (
             ["--async_rollout", "--deterministic_rollout", "--max_staleness", "2"],

@@ -525,7 +525,7 @@ class EnvPool:
         return [(worker.first + slot, worker.take(slot, answer)) for slot, answer in answers]
 
     def _greet(self, worker: WorkerHandle, hello: Hello) -> list[tuple[int, Result]]:
-        """Compare the versions of a worker with those of this process."""
+        """Check that the worker has the protocol and rlvla version of this process; otherwise kill it."""
         if (hello.protocol, hello.rlvla) != (PROTOCOL_VERSION, __version__):
             message = (
                 f"{worker.channel.place} has rlvla {hello.rlvla} (worker protocol {hello.protocol}), this process has "

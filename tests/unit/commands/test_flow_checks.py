@@ -74,11 +74,11 @@ def problems(folder: Path, tmp_path: Path, *words: str) -> set[tuple[str | None,
         ([*ALL, "--policy_loss", "dppo", "--denoising_clip", "0.1", "0.01"], {("denoising_clip", "out_of_range")}),
         (
             [*ODE, "--entropy_loss_coef", "0.01", "--init_kl_coef", "0.1", "--rollout_is", "tis", "--rollout_rs", "k3"]
-            + ["--temperature", "1.2", "--target_kl", "0.1"],
+            + ["--temperature", "1.2", "--target_kl", "0.1", "--desired_kl", "0.01"],
             {
                 ("advantage_estimator", "mismatch"),  # gae, which needs a critic
                 *((name, "mismatch") for name in ("entropy_loss_coef", "kl_estimator", "rollout_is", "rollout_rs")),
-                *((name, "mismatch") for name in ("temperature", "target_kl")),
+                *((name, "mismatch") for name in ("temperature", "target_kl", "desired_kl")),
             },
         ),
         ([*ODE, "--share_backbone"], {("share_backbone", "mismatch")}),

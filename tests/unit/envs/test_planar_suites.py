@@ -5,19 +5,25 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import benchmarks.suites.pick_place
 import benchmarks.suites.planar
-import benchmarks.suites.unseen  # noqa: F401 (both register their suites)
+import benchmarks.suites.unseen  # noqa: F401 (all register their suites)
 from rlvla.envs import list_tasks, make_env
 from rlvla.envs.experts import ExpertConfig, make_expert
 from rlvla.envs.experts.episode import play_expert_episode
 from rlvla.envs.testing import EnvContract
 
-SUITES = ("ring_push", "key_door", "lever", "slot", "sort_two")
+SUITES = ("pick_place", "ring_push", "key_door", "lever", "slot", "sort_two")
 
 
 class Planar(EnvContract):
     options = {"image_size": 32}
     hold_steps = 2
+
+
+class TestPickPlace(Planar):
+    suite = "pick_place"
+    hold_steps = 3
 
 
 class TestRingPush(Planar):
