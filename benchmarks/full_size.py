@@ -67,9 +67,9 @@ def bounds(size: int) -> dict[str, list[Any]]:
     return {"q01": low, "q99": high, "min": low, "max": high, "mask": [True] * size}
 
 
-def unit_statistics() -> dict[str, dict[str, list[float]]]:
+def unit_statistics(state_dim: int = STATE, action_dim: int = ACTION) -> dict[str, dict[str, list[float]]]:
     """LeRobot's statistics of mean 0 and standard deviation 1."""
-    sizes = {"observation.state": STATE, "action": ACTION}
+    sizes = {"observation.state": state_dim, "action": action_dim}
     return {key: {"mean": [0.0] * size, "std": [1.0] * size} for key, size in sizes.items()}
 
 
@@ -96,11 +96,18 @@ def openvla(folder: Path, *, images: int = 1, proprio: bool = False, tiny: bool 
     return folder
 
 
-def smolvla(folder: Path, *, tiny: bool = False) -> Path:
-    """lerobot/smolvla_base with LIBERO's features."""
+def smolvla(
+    folder: Path,
+    *,
+    cameras: tuple[str, ...] = CAMERAS,
+    state_dim: int = STATE,
+    action_dim: int = ACTION,
+    tiny: bool = False,
+) -> Path:
+    """lerobot/smolvla_base, by default with LIBERO's features."""
     vlm_sizes = TinyVlm() if tiny else TinyVlm(image_size=512)
-    sizes = {"vlm": vlm_sizes, "cameras": CAMERAS, "chunk_size": 50}
-    build_tiny_smolvla(folder, sentences=[SENTENCE], statistics=unit_statistics(), **sizes)
+    sizes = {"vlm": vlm_sizes, "cameras": cameras, "state_dim": state_dim, "action_dim": action_dim, "chunk_size": 50}
+    build_tiny_smolvla(folder, sentences=[SENTENCE], statistics=unit_statistics(state_dim, action_dim), **sizes)
     if tiny:
         return folder
     vlm = {**json.loads((folder / VLM_FOLDER / "config.json").read_text()), **SMOLVLM2_500M}

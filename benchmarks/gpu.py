@@ -1,6 +1,6 @@
 """Speed and memory of policies of the published sizes on one GPU, and whether acting and scoring agree there.
 
-    python benchmarks/gpu.py --output runs/gpu                         every part, about 20 minutes
+    python benchmarks/gpu.py --output runs/gpu                         every part, about 25 minutes
     python benchmarks/gpu.py --output runs/gpu --minutes 8             the parts that fit into 8 minutes
     python benchmarks/gpu.py --output runs/gpu --parts smolvla pi0_lora   parts that have a result are not run again
     python benchmarks/gpu.py --output runs/rehearsal --rehearse        every part on a CPU with tiny policies
@@ -38,6 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import full_size
+from benchmarks.async_rollout import SUITE, WAYS, command, times
 from benchmarks.gpu_report import markdown, rates_of
 from benchmarks.random_policies import random_rows
 from rlvla.experience import Experience
@@ -65,7 +66,17 @@ LEROBOT = {
     "flow_steps": 5,
 }
 OFT = {"platform": "libero", "model_variant": "oft"}
+WHOLE = {"train_expert_only": False}
 ADAPTERS = {"lora_rank": 32, "lora_alpha": 16, "lora_targets": ("all-linear",), "gradient_checkpointing": True}
+TOY_REACH = {"cameras": ("top",), "state_dim": 2, "action_dim": 2}
+ITERATIONS = [
+    *("--bf16", "--train_expert_only", "--action_chunk_len", "1", "--flow_steps", "5", "--use_proprio"),
+    *("--advantage_estimator", "grpo", "--n_samples_per_prompt", "8", "--rollout_batch_size", "4", "--num_envs", "16"),
+    *("--train_batch_size", "32", "--max_epochs", "2", "--micro_train_batch_size", "64", "--num_episodes", "160"),
+    *("--no-check_start", "--no-val_before_train", "--eval_episodes", "1", "--no-use_tensorboard"),
+    *("--max_idle_iterations", "0", "--actor_learning_rate", "1e-6"),
+]
+TINY_ITERATIONS = [*ITERATIONS, "--num_episodes", "96", "--num_envs", "2"]
 
 
 @dataclass(frozen=True)
@@ -102,7 +113,7 @@ POLICIES = {
         "openvla",
         "lora",
         partial(full_size.openvla, images=2, proprio=True),
-        OFT,
+        {**OFT, "cameras": ("agentview", "wrist"), "use_proprio": True},
         ADAPTERS,
         acting=(1, 32),
         micro=(4, 32),
@@ -110,9 +121,7 @@ POLICIES = {
     "smolvla_expert": Policy(
         "SmolVLA, expert", "smolvla", "expert", full_size.smolvla, LEROBOT, {"train_expert_only": True}
     ),
-    "smolvla": Policy(
-        "SmolVLA, all weights", "smolvla", "all", full_size.smolvla, LEROBOT, {"train_expert_only": False}, acting=()
-    ),
+    "smolvla": Policy("SmolVLA, all weights", "smolvla", "all", full_size.smolvla, LEROBOT, WHOLE, acting=()),
     "pi0_lora": Policy(
         "pi0, LoRA 16 on the expert",
         "pi0",
@@ -123,6 +132,18 @@ POLICIES = {
     ),
     "pi0_expert": Policy(
         "pi0, expert", "pi0", "expert", full_size.pi0, LEROBOT, {"train_expert_only": True}, acting=()
+    ),
+    "pi0": Policy("pi0, all weights", "pi0", "all", full_size.pi0, LEROBOT, WHOLE, acting=(), micro=(16,)),
+    "pi0_offloaded": Policy(
+        "pi0, all weights, ZeRO-3, offloaded",
+        "pi0",
+        "all",
+        full_size.pi0,
+        LEROBOT,
+        WHOLE,
+        acting=(),
+        micro=(16,),
+        strategy={"zero_stage": 3, "adam_offload": True, "param_offload": True},
     ),
 }
 
@@ -347,7 +368,7 @@ def updates(policy: Policy, actor: Any, rows: Experience, machine: Machine, resu
     micro = min(policy.micro[-1], len(rows))
     step = optimizer_step(engine, strategy, rows.index(torch.arange(micro)), micro)
     results["update_profile"] = {micro: profile(step, machine)}
-    if engine.config.engine_stage:
+    if not policy.strategy.get("adam_offload"):
         begin, before = machine.now(), machine.memory()
         engine.offload_states(weights=True)
         moved, freed = machine.now(), before - machine.memory()
@@ -498,6 +519,22 @@ def compiled_policy(policy: Policy, machine: Machine) -> dict[str, Any]:
     return report
 
 
+def async_rollout(machine: Machine, results: dict[str, Any]) -> None:
+    """Seconds per iteration of SmolVLA's expert, by seconds that the simulators sleep per decision."""
+    policy = Policy("", "smolvla", "expert", partial(full_size.smolvla, **TOY_REACH), {"action_chunk_len": 1}, {})
+    with tempfile.TemporaryDirectory() as place:
+        actor = load(policy, ActorConfig(), machine)
+        actor.save_pretrained(Path(place) / "policy")
+        del actor
+        for slept in (0.001,) if machine.tiny else (0.3, 0.1, 1.0):
+            for way in ("synchronous", "--max_staleness 1"):
+                folder = Path(place) / f"{way.strip('-')}_{slept}"
+                amounts = TINY_ITERATIONS if machine.tiny else ITERATIONS
+                flags = ["--pretrain", f"{place}/policy", "--save_path", str(folder), *SUITE, *amounts, *WAYS[way]]
+                command("train_ppo_vla.py", *flags, milliseconds=1000 * slept)
+                results[f"{way}, {slept} s"] = times(folder)
+
+
 def load(policy: Policy, config: ActorConfig, machine: Machine) -> Any:
     """A policy with random weights in bfloat16 on the device."""
     with tempfile.TemporaryDirectory() as place:
@@ -569,6 +606,7 @@ PARTS = {
     "device": Part(ceilings, 0.4),
     **{name: Part(partial(measure_policy, policy), 1.5) for name, policy in POLICIES.items()},
     "attention": Part(attention, 0.5),
+    "async_rollout": Part(async_rollout, 5.0),
     "compiled": Part(compiled, 3.0),
     "tests": Part(gpu_tests, 4.0),
     "plans": Part(plans, 3.0, needs_gpu=False),

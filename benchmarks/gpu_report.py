@@ -11,25 +11,37 @@ Results = dict[str, dict[str, Any]]  # part -> its JSON
 
 
 def rates_of(results: Results) -> dict[str, Any]:
-    """Decisions per second, for `--dry_run --hours --measured FILE`."""
+    """Decisions per second, for `--dry_run --hours --measured FILE`.
+
+    Acting and scoring do not depend on which weights are trained: where they were left out, the rates are those of the
+    same network trained otherwise.
+    """
+    policies = [result for result in results.values() if "policy" in result["figures"]]
+    complete = {result["figures"]["policy"]["family"]: result["figures"] for result in policies if acts(result)}
     entries = []
-    for result in results.values():
+    for result in policies:
         figures = result["figures"]
-        if not figures.get("acting"):
-            continue
+        acting = figures if acts(result) else complete.get(figures["policy"]["family"], figures)
         rates = {"device": result["device"], **figures["policy"]}
         rates |= {"parameters": figures["parameters"], "tokens": figures["tokens_per_decision"]}
         for phase in PHASES:
-            of_phase = [row for row in figures.get(phase, []) if "per_s" in row]
-            rates[phase] = {str(row.get("batch", row.get("micro"))): round(row["per_s"], 2) for row in of_phase}
+            rows = (figures if phase == "update" else acting).get(phase, [])
+            rates[phase] = {
+                str(row.get("batch", row.get("micro"))): round(row["per_s"], 2) for row in rows if "per_s" in row
+            }
         entries.append(rates)
     return {"policies": entries}
+
+
+def acts(result: dict[str, Any]) -> bool:
+    """Whether decisions of rollouts were measured, too."""
+    return bool(result["figures"].get("acting"))
 
 
 def markdown(results: Results, parts: Iterable[str]) -> str:
     """The tables of docs/gpu.md; `parts` are the names of all parts."""
     blocks = [ceilings_table(results), acting_table(results), update_table(results), agreement_table(results)]
-    blocks.append(kernels_table(results))
+    blocks += [kernels_table(results), attention_table(results), async_table(results)]
     absent = [f"`{name}`" for name in parts if name not in results]
     blocks.append(f"Not yet measured: {', '.join(absent) or 'nothing'}.")
     return "\n\n".join(block for block in blocks if block) + "\n"
@@ -138,3 +150,29 @@ def kernels_table(results: Results) -> str:
         idle = f"{100 * max(0.0, 1 - busy / recorded['seconds']):.0f} %"
         rows.append((title, what, f"{1e3 * busy:.0f}", *shares, idle, f"{recorded['kernel_launches']:,}"))
     return markdown_table(("policy", "phase, batch", "ms of kernels", *kinds, "idle", "launches"), rows)
+
+
+def attention_table(results: Results) -> str:
+    """Milliseconds of attention kernels."""
+    if "attention" not in results:
+        return ""
+    figures = results["attention"]["figures"]
+
+    def milliseconds(name: str) -> str:
+        seconds = figures[name]
+        return "refused" if isinstance(seconds, str) else f"{1e3 * seconds:.1f}"
+
+    kernels = [name for name in figures if not name.endswith(", padded")]
+    rows = [(f"`{name}`", milliseconds(name), milliseconds(f"{name}, padded")) for name in kernels]
+    return markdown_table(("attention, 32 x 352 tokens, forward and backward", "ms", "ms, padded"), rows)
+
+
+def async_table(results: Results) -> str:
+    """Seconds per iteration, synchronous and asynchronous."""
+    if "async_rollout" not in results:
+        return ""
+    figures = results["async_rollout"]["figures"].items()
+    heads = ("rollouts, seconds asleep per decision", "iteration, s", "rollout, s", "update, s")
+    names = ("iteration", "rollout", "update")
+    rows = [(title, *(f"{seconds[name]:.1f}" for name in names)) for title, seconds in figures]
+    return markdown_table(heads, rows)

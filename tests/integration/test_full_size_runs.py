@@ -95,12 +95,15 @@ def test_the_engine_on_two_ranks(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["openvla", "smolvla_expert"])
-def test_the_plan_is_the_memory_measured(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "micro"),
+    [("openvla", 16), ("openvla_two_images", 32), ("smolvla_expert", 16), ("smolvla", 16), ("pi0_expert", 16)],
+)
+def test_the_plan_is_the_memory_measured(name: str, micro: int, tmp_path: Path) -> None:
     """On one rank of an H200, to 5 %: an update at the same micro-batch."""
-    plan = ppo_memory(*full_size_runs.checked(name, tmp_path / "policy", MICRO))
+    plan = ppo_memory(*full_size_runs.checked(name, tmp_path / "policy", micro))
     assert isinstance(plan, MemoryPlan)
-    (update,) = (row for row in figures(name)["update"] if row["micro"] == MICRO)
+    (update,) = (row for row in figures(name)["update"] if row["micro"] == micro)
     assert plan.at_update / 2**30 == pytest.approx(update["allocated_gib"], rel=0.05)
 
 

@@ -41,11 +41,11 @@ def test_the_page_shows_the_results() -> None:
 
 def test_times_of_published_settings_on_the_page() -> None:
     """Decisions over the rates in batches of 32 and micro-batches of 64, times the epochs of the update."""
-    page, measured = (ROOT / "docs/gpu.md").read_text(), {rates.family: rates for rates in read_rates(SHIPPED)}
+    page, measured = (ROOT / "docs/gpu.md").read_text(), {rates.title: rates for rates in read_rates(SHIPPED)}
     rows = re.findall(r"^\| (.*?) \| ([\d,]+) \| ([\d.]+), ([\d.]+), ([\d.]+) \|", page, re.MULTILINE)
     assert len(rows) == 6
     for setting, decisions, *minutes in rows:
-        rates = measured["pi0" if "pi0" in setting else "openvla"]
+        rates = measured["pi0, expert" if "pi0" in setting else "OpenVLA-OFT 7B, LoRA 32, 1 image"]
         epochs = 4 if "four epochs" in setting else 1
         per_second = rate_at(rates.acting, 32), rate_at(rates.scoring, 32), rate_at(rates.update, 64) / epochs
         for shown, rate in zip(minutes, per_second, strict=True):
