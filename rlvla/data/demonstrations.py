@@ -64,7 +64,8 @@ class Demonstrations:
         instructions: per episode the language instruction.
         success: per episode whether it ended in success.
         init_states: per episode (task id, initial state id), or `UNKNOWN_STATE`; empty if none is recorded.
-        decision_steps: per episode [S] int, the steps at which images were recorded; None means every step.
+        decision_steps: per episode [S] int, the steps at which images were recorded; None means every step. They begin
+            after 0 where an expert took over from a policy.
         last_images: per episode [N, H, W, 3] uint8 after its last action; None if not recorded.
         last_proprio: per episode [P] float32 after its last action; None if not recorded.
         rewards: per episode [S] float32; None if not recorded.
@@ -102,6 +103,11 @@ class Demonstrations:
     def num_rows(self) -> int:
         """Number of observations, which is the number of training rows."""
         return sum(len(images) for images in self.images)
+
+    @property
+    def has_corrections(self) -> bool:
+        """Whether some episodes are recorded from the step on where an expert took over from a policy."""
+        return self.decision_steps is not None and any(steps[0] for steps in self.decision_steps)
 
     @property
     def unnormalized_dims(self) -> list[int]:

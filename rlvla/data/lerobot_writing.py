@@ -86,6 +86,7 @@ def _rows_of(demos: Demonstrations, index: int) -> _Rows:
     if demos.decision_steps is None:
         return _Rows(actions, images, steps, proprio, rewards, None)
     last = np.searchsorted(demos.decision_steps[index], steps, side="right") - 1  # decision of each step
+    last = np.maximum(last, 0)  # before a takeover, that of the takeover
     decision = np.isin(steps, demos.decision_steps[index])
     return _Rows(actions, images, last, None if proprio is None else proprio[last], rewards, decision)
 

@@ -132,6 +132,9 @@ def with_every_step(where: str, demos: Demonstrations) -> Demonstrations:
     """
     if demos.decision_steps is None:
         return demos
+    if demos.has_corrections:
+        text = f"--render_steps: {where} holds corrections, and the steps of the policy would become training rows"
+        raise ConfigError.of("render_steps", "mismatch", f"{text}; leave it out")
     images, proprio = [], []
     with progress_bar(len(demos.actions), "render every step") as bar:
         for played in play_again(where, demos, range(len(demos.actions))):
@@ -184,7 +187,8 @@ def repetitions(where: str, demos: Demonstrations, episodes: Sequence[int]) -> I
     """Replay episodes and compare them with the recording, first pictures included; arguments as in `play_again`."""
     for played in play_again(where, demos, episodes, strict=False):
         recorded = demos.images[played.index][0].astype(np.float32)
-        replayed = played.first.images.astype(np.float32)
+        first = 0 if demos.decision_steps is None else demos.decision_steps[played.index][0]
+        replayed = played.observations[min(first, len(played.results))].images.astype(np.float32)
         distance = float(np.abs(recorded - replayed).mean())
         turns = {how: float(np.abs(turn(recorded) - replayed).mean()) for how, turn in TURNS.items()}
         how = min(turns, key=lambda name: turns[name])

@@ -12,6 +12,7 @@ from rlvla.data.demonstrations import UNKNOWN_STATE, Demonstrations, split_by_st
 from rlvla.data.reading import read_several
 from rlvla.experience import Experience
 from rlvla.models.value_models import RewardModel
+from rlvla.utils.errors import ConfigError
 from rlvla.utils.seeding import derive_rng
 
 # Options that affect the appearance of a frame or the meaning of its proprio.
@@ -33,6 +34,9 @@ def read_outcomes(paths: Sequence[str], cameras: Sequence[str] | None = None) ->
 
 def _with_last_frames(demos: Demonstrations) -> Demonstrations:
     """Append the observations after the last actions as frames, if they were recorded."""
+    if demos.has_corrections:
+        text = "corrections show no whole episodes (collect_demos.py --corrections), whose progress could be learned"
+        raise ConfigError.of("demos", "mismatch", f"{text}; leave that file out")
     if demos.last_images is None:
         return demos
     images = [np.concatenate([frames, last[None]]) for frames, last in zip(demos.images, demos.last_images)]

@@ -35,6 +35,11 @@ class CollectConfig:
     temperature: float | None = arg(
         None, "sample the actions of --policy at this temperature (default: greedy actions)", above=0
     )
+    corrections: bool = arg(
+        False,
+        "the scripted expert takes over from --policy at a random step of each episode; only its steps become training "
+        "rows (DAgger with takeovers, as HG-DAgger)",
+    )
     num_demos: int = arg(200, "episodes to keep, per task", minimum=1, essential=True)
     task_demos: tuple[str, ...] = arg(
         (),

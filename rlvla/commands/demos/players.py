@@ -1,4 +1,4 @@
-"""Players of demonstrations: scripted experts and trained policies.
+"""Players of demonstrations: scripted experts, trained policies, and policies that the expert corrects.
 
 A policy plays an episode as it was trained, without images if it reads none. Its actions are then replayed in the
 environment of the recording, which has the images and proprio that another policy reads before each step. Primitives
@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from rlvla.checkpoints.policy_folder import recorded_environment
@@ -29,12 +30,14 @@ from rlvla.envs.workers.config import WorkerConfig
 from rlvla.envs.workers.messages import EnvSpec, RunExpert
 from rlvla.envs.workers.pool import EnvWorkerError
 from rlvla.envs.workers.watchdog import WatchedPool
+from rlvla.experience import Sample
 from rlvla.models.config import PolicyConfig
 from rlvla.models.policy import Policy
 from rlvla.rollout import EpisodeRequest, RolloutConfig, RolloutEngine
 from rlvla.utils.cli.flags import no_effect, no_effect_problems, range_problems
 from rlvla.utils.errors import ConfigError, Problem
 from rlvla.utils.files import output_folder_problem
+from rlvla.utils.seeding import derive_rng
 from rlvla.utils.terminal import passing_note
 
 _BLOCK = 64  # episodes that are played before the first of them is recorded
@@ -64,10 +67,13 @@ def checked_player(
     except ConfigError as error:
         problems += error.problems
     if config.policy is not None:
-        unread, why = _changed(errors), "--policy plays, not the scripted expert"
+        unread = {} if config.corrections else _changed(errors)
+        why = "--policy plays, not the scripted expert"
     else:
         unread, why = _changed(policy), "there is no --policy"
         unread |= {} if config.temperature is None else {"temperature": config.temperature}
+        unread |= {"corrections": True} if config.corrections else {}
+    if config.policy is None or config.corrections:
         problems += no_effect_problems([errors], {}, ())
     problems += [no_effect(name, value, why) for name, value in unread.items()]
     try:
@@ -75,6 +81,8 @@ def checked_player(
             player = ExpertPlayer(env, config, split, errors)
         else:
             player = policy_player(policy, env, config, split)
+            if config.corrections:
+                player = CorrectionPlayer(player.env, config, split, player.setting, errors)
         tasks = player.env.tasks()
         problems += config.problems(tasks) + split.problems(tasks, 1) + player.problems()
         problems += heldout_problems(split.heldout_tasks, player.env, tasks)
@@ -104,16 +112,7 @@ class ExpertPlayer(Player):
 
     def problems(self) -> list[Problem]:
         """Tasks that the expert cannot play."""
-        problems = []
-        for task in self.env.tasks():
-            if task.primitives:
-                text = f"the scripted expert of {task.name} gives actions of the controller, not primitives; leave "
-                problems.append(Problem("task_suite_name", "primitives", f"{text}--action_space out"))
-            try:
-                make_expert(self.env.suite, task.task_id, self.expert)
-            except ConfigError as error:
-                problems += error.problems
-        return problems
+        return _expert_problems(self.env, self.expert)
 
     def attempts(self, pool: WatchedPool, task: TaskSpec) -> Iterator[Attempt | EnvWorkerError]:
         """See `Player.attempts`."""
@@ -122,6 +121,20 @@ class ExpertPlayer(Player):
         planned = planned_episodes(task, self.split, self.config.seed, self.name, self.most_attempts(task))
         commands = (RunExpert(spec, init_state_id, number, self.expert) for init_state_id, number in planned)
         return complete_episodes(pool, commands, AnswerChecker(task, options))
+
+
+def _expert_problems(env: EnvConfig, expert: ExpertConfig) -> list[Problem]:
+    """Tasks that the scripted expert cannot play."""
+    problems = []
+    for task in env.tasks():
+        if task.primitives:
+            text = f"the scripted expert of {task.name} gives actions of the controller, not primitives; leave "
+            problems.append(Problem("task_suite_name", "primitives", f"{text}--action_space out"))
+        try:
+            make_expert(env.suite, task.task_id, expert)
+        except ConfigError as error:
+            problems += error.problems
+    return problems
 
 
 @dataclass
@@ -197,23 +210,76 @@ class PolicyPlayer(Player):
         samples = engine.run(requests, self._policy, temperature=temperature, greedy=config.temperature is None)
         played = {sample.uid: sample for sample in samples}
         lost = {dropped.request.uid: dropped.error for dropped in engine.stats.dropped}
-        kept = [s for s in samples if s.success_at_end or config.keep == "all"]
         (limit,) = (other.max_steps for other in setting.tasks if other.task_id == task.task_id)
-        recorded = replay_actions(pool, self.env, task.task_id, limit, kept)
+        recorded = self._recorded(pool, task, limit, [s for s in samples if self._is_recorded(s)])
         for request in requests:
             sample = played.get(request.uid)
             if sample is None:
                 yield lost[request.uid]
-            elif sample.success_at_end or config.keep == "all":
+            elif self._is_recorded(sample):
                 yield next(recorded)
             else:
                 yield Attempt(False, None)
+
+    def _is_recorded(self, sample: Sample) -> bool:
+        return sample.success_at_end or self.config.keep == "all"
+
+    def _recorded(
+        self, pool: WatchedPool, task: TaskSpec, max_steps: int, samples: Sequence[Sample]
+    ) -> Iterator[Attempt | EnvWorkerError]:
+        """The episodes again, in the environment of the recording."""
+        return replay_actions(pool, self.env, task.task_id, max_steps, samples)
 
     @cached_property
     def _policy(self) -> Policy:
         with passing_note(f"loading {self.setting.checkpoint.folder}"):
             actor: Any = self.setting.checkpoint.load_policy()
             return actor.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@dataclass
+class CorrectionPlayer(PolicyPlayer):
+    """Plays a trained policy until the scripted expert takes over, at a random step.
+
+    So the expert's actions are recorded in the states that the policy visits (DAgger, Ross et al. 2011). Its whole
+    chunks are recorded, as it keeps control until the end (HG-DAgger, Kelly et al. 2019).
+
+    Attributes:
+        expert: the expert's errors.
+    """
+
+    name: ClassVar[str] = "correction"
+    advice: ClassVar[str] = "lower the expert's errors, or train the policy for longer"
+    expert: ExpertConfig
+
+    def problems(self) -> list[Problem]:
+        """Too few initial states, or tasks that the expert cannot play."""
+        return super().problems() + _expert_problems(self.env, self.expert)
+
+    def _is_recorded(self, sample: Sample) -> bool:
+        return True
+
+    def _recorded(
+        self, pool: WatchedPool, task: TaskSpec, max_steps: int, samples: Sequence[Sample]
+    ) -> Iterator[Attempt | EnvWorkerError]:
+        """The episodes with the expert's part."""
+        seeds = [(self.config.seed, "takeover", task.task_id, s.init_state_id, s.seed) for s in samples]
+        steps = [int(derive_rng(*seed).integers(len(s.played_actions))) for seed, s in zip(seeds, samples)]
+        episodes = replay_actions(pool, self.env, task.task_id, max_steps, samples, takeovers=steps, expert=self.expert)
+        for attempt, step in zip(episodes, steps):
+            yield _expert_part(attempt, step) if isinstance(attempt, Attempt) else attempt
+
+
+def _expert_part(attempt: Attempt, takeover: int) -> Attempt:
+    """An episode whose observations, and so its training rows, begin at the step where the expert takes over."""
+    episode = attempt.episode
+    assert episode is not None
+    steps = len(episode["actions"])
+    if steps <= takeover:  # it ended before
+        return Attempt(False, None)
+    proprio = None if episode["proprio"] is None else episode["proprio"][takeover:]
+    part = episode | {"images": episode["images"][takeover:], "proprio": proprio}
+    return Attempt(attempt.success, part | {"more": {"decision_steps": np.arange(takeover, steps)}})
 
 
 def policy_player(policy: PolicyConfig, asked: EnvConfig, config: CollectConfig, split: SplitConfig) -> PolicyPlayer:

@@ -18,6 +18,7 @@ from rlvla.commands.setup import start_workers
 from rlvla.data.robomimic import DemonstrationWriter
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.config import EnvConfig, SplitConfig
+from rlvla.envs.experts import ExpertConfig
 from rlvla.envs.experts.episode import ExpertEpisode
 from rlvla.envs.workers.answer_checks import AnswerChecker, BadAnswerError
 from rlvla.envs.workers.config import WorkerConfig
@@ -250,15 +251,39 @@ def complete_episodes(
 
 
 def replay_actions(
-    pool: WatchedPool, env: EnvConfig, task_id: int, max_steps: int, samples: Sequence[Sample], *, retries: int = 2
+    pool: WatchedPool,
+    env: EnvConfig,
+    task_id: int,
+    max_steps: int,
+    samples: Sequence[Sample],
+    *,
+    takeovers: Sequence[int] | None = None,
+    expert: ExpertConfig | None = None,
+    retries: int = 2,
 ) -> Iterator[Attempt | EnvWorkerError]:
-    """Replay the actions of episodes of a task in another environment, see `complete_episodes`."""
+    """Replay the actions of episodes of a task in another environment, see `complete_episodes`.
+
+    Args:
+        pool: the workers.
+        env: the environment of the recording.
+        task_id: the task.
+        max_steps: step limit of the episodes.
+        samples: the episodes.
+        takeovers: per episode the step at which `expert` takes over; None: the whole episodes are replayed.
+        expert: the expert's errors.
+        retries: see `complete_episodes`.
+    """
     (task,) = (task for task in env.tasks() if task.task_id == task_id)
     options, limit = env.env_kwargs(), task.action_limit
     if task.max_steps != max_steps:  # several tasks, whose limits differ
         task, options = replace(task, max_steps=max_steps), {**options, "max_steps": max_steps}
     spec = EnvSpec(task.suite, task_id, options)
-    commands = (
-        PlayActions(spec, s.init_state_id, s.seed, np.clip(s.played_actions.numpy(), -limit, limit)) for s in samples
-    )
+    commands: list[RunExpert | PlayActions] = []
+    for number, sample in enumerate(samples):
+        actions = np.clip(sample.played_actions.numpy(), -limit, limit)
+        episode = spec, sample.init_state_id, sample.seed
+        if takeovers is None:
+            commands.append(PlayActions(*episode, actions))
+        else:
+            commands.append(RunExpert(*episode, expert or ExpertConfig(), actions[: takeovers[number]]))
     return complete_episodes(pool, commands, AnswerChecker(task, options), retries=retries)

@@ -34,13 +34,28 @@ class ExpertEpisode(TypedDict):
     seed: int
 
 
-def play_expert_episode(env: Env, expert: Expert, init_state_id: int, seed: int) -> ExpertEpisode:
+def play_expert_episode(
+    env: Env, expert: Expert, init_state_id: int, seed: int, prefix: np.ndarray | None = None
+) -> ExpertEpisode:
     """Record an episode of an expert, one action at a time.
 
-    Episodes are deterministic given task, initial state, seed and expert configuration.
+    Episodes are deterministic given task, initial state, seed, expert configuration and prefix.
+
+    Args:
+        env: the environment.
+        expert: the expert.
+        init_state_id: the initial state.
+        seed: of the environment's reset and of the expert's errors.
+        prefix: actions [S, D] of another player, after which the expert takes over; the episode may end earlier.
     """
     expert.reset(np.random.default_rng([_EXPERT_STREAM, init_state_id, seed]))
-    return _record(env, lambda: expert.act(env.privileged_state()), init_state_id, seed)
+    rows = iter(() if prefix is None else prefix)
+
+    def act() -> np.ndarray:
+        row = next(rows, None)
+        return expert.act(env.privileged_state()) if row is None else row
+
+    return _record(env, act, init_state_id, seed)
 
 
 def play_actions(env: Env, actions: np.ndarray, init_state_id: int, seed: int) -> ExpertEpisode:

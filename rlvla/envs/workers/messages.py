@@ -23,7 +23,7 @@ from rlvla.envs.workers.slab import ArrayRef, Slab
 from rlvla.utils.errors import Problem
 
 # Increment on every incompatible change.
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 # Readable by all supported Python versions: a worker may run in another interpreter.
 _PICKLE_PROTOCOL = 4
 
@@ -63,12 +63,16 @@ class StepChunk:
 
 @dataclass(frozen=True)
 class RunExpert:
-    """Play a complete episode with the scripted expert. Answered by an `ExpertEpisode`."""
+    """Play a complete episode with the scripted expert. Answered by an `ExpertEpisode`.
+
+    With `prefix`, the expert takes over after these actions [S, D] float32.
+    """
 
     env: EnvSpec
     init_state_id: int
     seed: int
     expert: ExpertConfig = field(default_factory=ExpertConfig)
+    prefix: np.ndarray | None = None
 
 
 @dataclass(frozen=True)

@@ -195,7 +195,7 @@ class Worker:
             env = self._ensure(slot, command.env).of(slot)
             self.phase = "run_expert"
             expert = make_expert(command.env.suite, command.env.task_id, command.expert)
-            return play_expert_episode(env, expert, command.init_state_id, command.seed)
+            return play_expert_episode(env, expert, command.init_state_id, command.seed, command.prefix)
         if isinstance(command, PlayActions):
             env = self._ensure(slot, command.env).of(slot)
             self.phase = "play_actions"

@@ -11,15 +11,19 @@ import numpy as np
 import pytest
 
 from cli.collect_demos import main
+from cli.convert_demos import main as convert
 from cli.train_sac_vla import main as train
 from rlvla.commands.demos.config import CollectConfig
 from rlvla.commands.demos.players import policy_player
 from rlvla.data.demonstrations import Demonstrations
-from rlvla.data.reading import read_demonstrations
-from rlvla.data.replayed_episodes import play_again, recorded_env
+from rlvla.data.reading import read_demonstrations, read_several
+from rlvla.data.replayed_episodes import play_again, recorded_env, repetitions
+from rlvla.data.reward_model_rows import read_outcomes
+from rlvla.data.rows import DemonstrationRows
 from rlvla.envs import registry
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.config import EnvConfig, SplitConfig
+from rlvla.envs.experts import ExpertConfig, make_expert
 from rlvla.envs.experts.episode import play_actions
 from rlvla.envs.registry import make_env
 from rlvla.envs.suite_flags import suite_flags
@@ -29,6 +33,7 @@ from rlvla.models.families import check_checkpoint
 from rlvla.models.soft_actor import family
 from rlvla.rollout import EpisodeRequest, RolloutEngine
 from rlvla.trainer.observers import RolloutDumps
+from rlvla.utils.errors import ConfigError
 from tests.support.robosuite_primitives import LiftPolicy, soft_actor_of_primitives
 from tests.support.robosuite_reference import require_simulator
 
@@ -104,6 +109,71 @@ def test_a_vla_plays_in_its_environment_and_is_recorded_in_another(policy_folder
         np.testing.assert_allclose(one, other, atol=1e-5)
         assert one.shape != drawn.shape or np.abs(one - drawn).max() > 1e-3
     assert len(list(play_again("plain", plain, range(3)))) == 3
+
+
+def corrected(policy: Path, output: Path, *flags: str) -> Demonstrations:
+    """Three greedy episodes of up to eight steps, which the expert takes over."""
+    return recorded(policy, output, "--corrections", "--num_envs", "1", *flags)
+
+
+def test_the_expert_takes_over_from_the_policy(policy_folder: Path, tmp_path: Path) -> None:
+    """Before the takeover the actions of the policy, which are no training rows; then those of the expert."""
+    plain = recorded(policy_folder, tmp_path / "plain", "--num_envs", "1")
+    demos = corrected(policy_folder, tmp_path / "corrections", "--seed", "0")
+    assert demos.has_corrections and not plain.has_corrections and demos.init_states == plain.init_states
+    own = [np.abs(a[:n] - b[:n]).sum(1) for a, b in zip(demos.actions, plain.actions) if (n := min(len(a), len(b)))]
+    for distances, steps, actions, images in zip(own, demos.decision_steps, demos.actions, demos.images):
+        assert steps.tolist() == list(range(steps[0], len(actions))) and len(images) == len(steps)
+        assert (distances[: steps[0]] < 1e-5).all() and distances[steps[0]] > 1e-3
+    assert len({steps[0] for steps in demos.decision_steps}) > 1, "takeovers at different steps"
+    env = make_env("toy_reach", 0, **recorded_env(demos).env_kwargs())
+    expert = make_expert("toy_reach", 0, ExpertConfig())
+    for played in play_again("corrections", demos, range(3)):
+        steps = demos.decision_steps[played.index]
+        seen = [played.observations[step].images for step in steps]
+        np.testing.assert_array_equal(demos.images[played.index], seen)
+        env.reset(played.init_state_id, played.seed)
+        for action in demos.actions[played.index][: steps[0]]:
+            env.step_chunk(action[None])
+        expert.reset(np.random.default_rng([9176, played.init_state_id, played.seed]))
+        np.testing.assert_allclose(demos.actions[played.index][steps[0]], expert.act(env.privileged_state()), atol=1e-6)
+    again = corrected(policy_folder, tmp_path / "again", "--seed", "0", "--num_envs", "2")
+    assert all(np.array_equal(a, b) for a, b in zip(again.actions, demos.actions)), "for any number of workers"
+
+
+def test_corrections_among_demonstrations(policy_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Only the expert's steps become rows; what needs whole episodes refuses them."""
+    corrections, plain = tmp_path / "corrections", tmp_path / "plain"
+    demos, whole = corrected(policy_folder, corrections), recorded(policy_folder, plain)
+    both = read_several([str(plain), str(corrections)])
+    policy = check_checkpoint(policy_folder).load_policy()
+    rows = DemonstrationRows(both, policy)
+    assert len(rows) == whole.num_steps + sum(len(a) - s[0] for a, s in zip(demos.actions, demos.decision_steps))
+    assert all(not repetition.turned and repetition.distance == 0 for repetition in repetitions("", demos, range(3)))
+    with pytest.raises(ConfigError, match="no whole episodes"):
+        read_outcomes([str(corrections / "demos.hdf5")])
+    with pytest.raises(SystemExit):
+        convert(["--demos", str(corrections), "--output", str(tmp_path / "steps"), "--render_steps"])
+    assert "the steps of the policy would become training rows" in capsys.readouterr().err
+    convert(["--demos", str(corrections), "--output", str(tmp_path / "lerobot")])
+    again = read_demonstrations(tmp_path / "lerobot")
+    assert [steps.tolist() for steps in again.decision_steps] == [steps.tolist() for steps in demos.decision_steps]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--task_suite_name", "toy_reach", "--corrections"], "--corrections: there is no --policy"),
+        (["--policy", "{policy}", "--corrections", "--offset_prob", "0.1"], "--offset_prob"),
+    ],
+)
+def test_flags_of_corrections_that_nothing_reads(
+    flags: list[str], words: str, policy_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    flags = [flag.format(policy=policy_folder) for flag in flags]
+    with pytest.raises(SystemExit):
+        main([*flags, "--output", str(tmp_path / "demos")])
+    assert words in capsys.readouterr().err and not (tmp_path / "demos").exists()
 
 
 def test_success_is_what_the_policy_is_asked_for(policy_folder: Path, tmp_path: Path, capsys) -> None:
