@@ -9,9 +9,8 @@ Example:
 
 from __future__ import annotations
 
-import importlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 if not __package__:  # run as a file, not as part of the installed package
@@ -22,6 +21,7 @@ from rlvla.utils.signals import begin
 begin(__name__)
 
 from rlvla.commands.custom_modules import parse_command_line
+from rlvla.commands.sft_runs import TRAINING, program_of, training_parser, without_flags
 from rlvla.commands.tune_sft import (
     OUTPUT,
     OWN_FLAGS,
@@ -37,38 +37,14 @@ from rlvla.utils.cli.config_file import config_file_arguments
 from rlvla.utils.cli.flags import Parser, add_arguments, from_namespace, given_flags, range_problems
 from rlvla.utils.errors import ConfigError, Problem, collected
 
-_TRAINING = "train_sft_vla"
-
-
-def _training_parser() -> Parser:
-    return importlib.import_module(f"{__package__ or 'cli'}.{_TRAINING}").build_parser()
-
 
 def build_parser() -> Parser:
     """The command line: that of the training, with the values to compare."""
-    parser = _training_parser()
+    parser = training_parser(__package__)
     parser.description = Parser(__doc__ or "").description
     add_arguments(parser, TuneConfig, "trials")
     parser.set_defaults(save_path=OUTPUT)
     return parser
-
-
-def _program() -> list[str]:
-    """Program of the training: a file, or -m and a module."""
-    if __package__ and __package__ != "cli":
-        return ["-m", f"{__package__}.{_TRAINING}"]
-    return [str(Path(__file__).resolve().with_name(f"{_TRAINING}.py"))]
-
-
-def _without(tokens: Sequence[str], names: Sequence[str]) -> Iterator[str]:
-    """The arguments without these flags and their values."""
-    skipped = False
-    for token in tokens:
-        if token.startswith("--"):
-            name = token.removeprefix("--").partition("=")[0]
-            skipped = name.removeprefix("no-") in names
-        if not skipped:
-            yield token
 
 
 @command()
@@ -77,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     namespace = parse_command_line(build_parser, argv)
     config, run = from_namespace(TuneConfig, namespace), from_namespace(SFTRunConfig, namespace)
-    training = _training_parser()
+    training = training_parser(__package__)
     tokens = [*config_file_arguments(argv, training.repeated_flags()), *argv]
     given = given_flags(build_parser(), tokens)
     problems = [*range_problems(config), *range_problems(run)]
@@ -91,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if trials is None or problems:
         raise ConfigError(problems)
     withheld = (*OWN_FLAGS, "config", "dry_run", "max_steps", "save_path")
-    trial = trial_command(_program(), list(_without(tokens, withheld)), given)
+    program = program_of(TRAINING, __package__, __file__)
+    trial = trial_command(program, list(without_flags(tokens, withheld)), given)
     check_trial(trials[0], folder, trial, quiet=not namespace.dry_run)
     if not namespace.dry_run:
         run_tuning(trials, config.trial_steps, namespace.max_steps, folder, trial)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvla.checkpoints.run_folder import METRICS_FILE
-from rlvla.envs.workers.guardian import MARK, new_mark
+from rlvla.commands.sft_runs import SUMMARY, marked_environment
 from rlvla.evaluation.statistics import wilson_interval
 from rlvla.utils.cli.config_file import flag_arguments
 from rlvla.utils.cli.flags import Parser, arg
@@ -138,7 +138,11 @@ def run_tuning(
         if clear or finished or best["success_at_end"] >= _SUFFICIENT_SUCCESS:
             break
         steps = min(2 * steps, max_steps)
-    write_json(folder / TRIALS_FILE, {"rounds": rounds, "choice": best["settings"]})
+    chosen, *rest = (
+        f"{shlex.join(_flags(trial['settings']))} {_cell(trial)} of {trial['n']}" for trial in (best, *others)
+    )
+    summary = f"{chosen}, against {', '.join(rest)}, after {steps} steps"
+    write_json(folder / TRIALS_FILE, {"rounds": rounds, "choice": best["settings"], SUMMARY: summary})
     write_json(folder / CHOICE_FILE, best["settings"])  # JSON is YAML
     rows = [
         (trial["steps"], *map(str, trial["settings"].values()), trial["n"], _cell(trial))
@@ -146,9 +150,9 @@ def run_tuning(
         for trial in round_["trials"]
     ]
     show(table(("steps", *best["settings"], "n", "success at end [95 %]"), rows))
-    chosen = shlex.join(_flags(best["settings"]))
+    flags = shlex.join(_flags(best["settings"]))
     why = "the highest success on held-out states" if best["success_at_end"] else "the first, as no trial succeeds"
-    show(f"chosen: {chosen} ({why})\nwritten: {folder / CHOICE_FILE}")
+    show(f"chosen: {flags} ({why})\nwritten: {folder / CHOICE_FILE}")
     return best["settings"]
 
 
@@ -180,8 +184,7 @@ def _run_trials(trials: Sequence[Settings], steps: int, folder: Path, command: S
     """Settings and success of each trial, run one per core at a time, on a GPU one after the other."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     concurrent = 1 if any(map(os.path.exists, ACCELERATOR_FILES)) else min(cores, len(trials))
-    # With a mark, trials end with this process, however it ends.
-    environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, cores // concurrent)), MARK: new_mark()}
+    environment = marked_environment(OMP_NUM_THREADS=str(max(1, cores // concurrent)))
     folders = [folder / str(number) for number in range(1, len(trials) + 1)]
     waiting = list(zip(folders, trials))
     running: list[tuple[Path, subprocess.Popen[bytes]]] = []

@@ -31,7 +31,7 @@ def write_report(folder: Path, report: EvaluationReport, stages: Sequence[Sequen
 
     Learning curves and configuration are read from the run folder of the policy, if any; videos are embedded.
 
-    `stages` are (name, duration, flags) of the stages of the recipe that trained the policy.
+    `stages` are (name, duration, choice, flags) of the stages of the recipe that trained the policy.
     """
     path = folder / REPORT_FILE
     write_atomic(path, render_report(report, stages).encode(errors="replace"))

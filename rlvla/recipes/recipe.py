@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rlvla.commands.dagger import EXPERT_FLAGS
 from rlvla.commands.tune_sft import CHOICE_FILE, TuneConfig
 from rlvla.data.lerobot_cache import cached_dataset, is_repo_id
 from rlvla.envs.registry import get_suite, trust_suite
@@ -58,7 +59,7 @@ class StageKind:
 
 DEMONSTRATIONS, POLICY, CHOICE = "demonstrations", "policy", "choice"
 REPORT = "report"
-BEFORE_DEMOS = ("sac", "demos")  # stages that --demos replaces
+NOT_WITH_DEMOS = ("sac", "demos", "dagger")  # stages that --demos leaves out; it may stand for a missing expert
 KINDS = {
     kind.name: kind
     for kind in (
@@ -75,14 +76,27 @@ KINDS = {
             reads={"demos": DEMONSTRATIONS, "config": CHOICE},
             optional_inputs=("config",),
         ),
+        StageKind(
+            "dagger",
+            "dagger_vla",
+            "save_path",
+            takes_ranks=False,
+            reads={"demos": DEMONSTRATIONS, "pretrain": POLICY},
+        ),
         StageKind("eval_sft", "eval_vla", "output", resumes=True, reads={"pretrain": POLICY}),
         StageKind("rl", "train_ppo_vla", "save_path", resumes=True, reads={"pretrain": POLICY}),
         StageKind("eval_rl", "eval_vla", "output", resumes=True, reads={"pretrain": POLICY}),
         StageKind(REPORT, ""),
     )
 }
-# Stage -> the stage that writes its initial policy.
-_POLICY_SOURCE = {"demos": "sac", "eval_sft": "sft", "rl": "sft", "eval_rl": "rl"}
+# Stage -> the stages that may write its initial policy, the first that the recipe has.
+_POLICY_SOURCES = {
+    "demos": ("sac",),
+    "dagger": ("sft",),
+    "eval_sft": ("dagger", "sft"),
+    "rl": ("dagger", "sft"),
+    "eval_rl": ("rl",),
+}
 
 
 def output_of(name: str, settings: Settings, folder: Path) -> Path:
@@ -112,8 +126,9 @@ def with_references(name: str, settings: Settings, earlier: Mapping[str, Setting
         if completed.get(flag) is not None:
             continue
         source: Any = None
-        if what == POLICY and (stage := _POLICY_SOURCE[name]) in earlier:
-            source = str(output_of(stage, earlier[stage], folder) / POLICY_FOLDER)
+        if what == POLICY:
+            writers = [stage for stage in _POLICY_SOURCES[name] if stage in earlier]
+            source = str(output_of(writers[0], earlier[writers[0]], folder) / POLICY_FOLDER) if writers else None
         elif what == DEMONSTRATIONS and "demos" in earlier:
             source = str(output_of("demos", earlier["demos"], folder) / DEMOS_FILE)
         elif what == DEMONSTRATIONS:
@@ -399,7 +414,7 @@ def plan(
     Raises:
         ConfigError: with all problems of all stages and of all variants, chosen or not.
     """
-    names = [name for name in recipe.stages if not (demos and name in BEFORE_DEMOS)]
+    names = [name for name in recipe.stages if not (demos and name in NOT_WITH_DEMOS)]
     all_sources = [recipe.base, *recipe.variants.values()]
     all_sources += [source for source in sources if not any(source is other for other in all_sources)]
     problems = [*recipe.problems, *(p for source in all_sources for p in _problems_of(source, parsers, recipe.stages))]
@@ -415,6 +430,9 @@ def plan(
                 continue  # nothing is left to choose
             collected(problems, partial(compared.combinations, parsers["train_sft_vla"]))
             settings = {flag: value for flag, value in training.items() if flag not in _OF_SFT_ALONE} | settings
+        if name == "dagger":  # the same expert
+            recording = _merged("demos", [recipe.base, *sources], parsers)
+            settings = {flag: value for flag, value in recording.items() if flag in EXPERT_FLAGS} | settings
         if demos and "demos" in (KINDS[name].reads or {}):
             settings["demos"] = [str(path) for path in demos]
         minutes, processes = settings.pop(MINUTES, None), settings.pop(PROCESSES, None)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rlvla.checkpoints.run_folder import EVALUATIONS_FILE, RUN_FILE, TOTALS_FILE
+from rlvla.commands.dagger import ROUNDS_FILE
+from rlvla.commands.sft_runs import SUMMARY
+from rlvla.commands.tune_sft import TRIALS_FILE
 from rlvla.evaluation.comparison import Difference
 from rlvla.evaluation.report import SUITES_KEY, EvaluationReport, PolicyEvaluation, SuiteEvaluation
 from rlvla.evaluation.report_page import write_report
@@ -21,6 +24,7 @@ from rlvla.utils.terminal import duration, page_words, table
 
 REPORT_FILE = f"{REPORT}.json"
 START, END = "sft", "rl"  # keys of the report
+_CHOICES = {"tune": TRIALS_FILE, "dagger": ROUNDS_FILE}  # stage -> file with its summary
 _SEVERAL_SECONDS = {"eval_sft": "eval", "eval_rl": "eval"}
 
 
@@ -33,12 +37,14 @@ class Outcome:
         evaluated: the evaluated policies: "sft", "rl" or both, in this order.
         seconds: stage -> seconds; both evaluations together are "eval".
         totals: `totals.json` of the training, or {}.
+        choices: stage -> summary of a choice by measurements.
     """
 
     findings: EvaluationReport | None
     evaluated: tuple[str, ...]
     seconds: Mapping[str, float]
     totals: Mapping[str, Any]
+    choices: Mapping[str, str] = field(default_factory=dict)
 
     def results(self, name: str) -> list[Any]:
         """The results of a policy, one per mode; means over several suites."""
@@ -81,11 +87,16 @@ def outcome_of(stages: Sequence[Stage], state: State) -> Outcome:
         totals = read_json(path, allow_nan=True) if path.is_file() else {}
         evaluated = evaluated or _of_training(folder)
     names = tuple(name for name in (START, END) if name in evaluated)
+    choices = {
+        name: str(read_json(path).get(SUMMARY, ""))
+        for name, file in _CHOICES.items()
+        if name in by_name and (path := by_name[name].output / file).is_file()
+    }
     if not names:
-        return Outcome(None, (), seconds, totals)
+        return Outcome(None, (), seconds, totals, choices)
     final, baselines = evaluated[names[-1]], [evaluated[name] for name in names[:-1]]
     suites = {suite: SuiteEvaluation.of(of, [base[suite] for base in baselines]) for suite, of in final.items()}
-    return Outcome(EvaluationReport.of(suites), names, seconds, totals)
+    return Outcome(EvaluationReport.of(suites), names, seconds, totals, choices)
 
 
 def _read(path: Path) -> dict[str, PolicyEvaluation]:
@@ -131,7 +142,7 @@ def build_report(outcome: Outcome) -> dict[str, Any]:
 
     `sft` and `rl`: rates of the greedy policy before and after reinforcement learning; with `_sampled`: of sampled
     actions; `difference`: rl minus sft on the same initial states; `seconds` per stage; `env_steps` and `episodes` of
-    the training; `seed` and `protocol` of the evaluations. Unmeasured values have no key.
+    the training; `seed` and `protocol` of the evaluations; `choices` of stages. Unmeasured values have no key.
     """
     report: dict[str, Any] = {}
     for suffix, position in (("", 0), ("_sampled", 1)):
@@ -143,6 +154,8 @@ def build_report(outcome: Outcome) -> dict[str, Any]:
         report["difference"] = {name: getattr(d, name) for name in names}
     report["seconds"] = dict(outcome.seconds)
     report |= {name: int(outcome.totals[name]) for name in ("env_steps", "episodes") if name in outcome.totals}
+    if outcome.choices:
+        report["choices"] = dict(outcome.choices)
     if outcome.findings is not None:
         protocol = next(iter(outcome.findings.first.own.protocols.values()))
         report |= {"seed": protocol["seed"], "protocol": protocol["name"]}
@@ -182,6 +195,7 @@ def describe(report: Mapping[str, Any]) -> str:
             f"[{100 * d['low']:+.1f}, {100 * d['high']:+.1f}] percentage points{test}"
             f"{'' if d['low'] > 0 else '; NO IMPROVEMENT IS SHOWN'}"
         )
+    lines += [f"{stage}: {choice}" for stage, choice in report.get("choices", {}).items()]
     seconds = ", ".join(f"{name} {duration(value)}" for name, value in report["seconds"].items())
     if "episodes" in report:
         seconds = f"{report['episodes']} training episodes, {report['env_steps']} environment steps; {seconds}"
@@ -197,7 +211,7 @@ def conclude(stages: Sequence[Stage], state: State) -> str:
     places, page = [str(folder / REPORT_FILE)], None
     if outcome.findings is not None:
         rows = [
-            (stage.name, duration(record.seconds), " ".join(stage.argv))
+            (stage.name, duration(record.seconds), outcome.choices.get(stage.name, ""), " ".join(stage.argv))
             for stage in stages
             if (record := state.of(stage))
         ]

@@ -18,6 +18,7 @@ COMMANDS = (
         "inspect_vla",
         "tune_sft_vla",
         "train_sft_vla",
+        "dagger_vla",
         "train_ppo_vla",
         "train_sac_vla",
         "train_rm_vla",

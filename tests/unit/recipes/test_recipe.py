@@ -77,6 +77,25 @@ def test_trials_have_the_settings_of_the_training_which_reads_the_choice(
     assert not {"--trial_steps=100", "--eval_episodes=30"} & set(training.argv)
 
 
+def test_the_expert_of_the_demonstrations_corrects_the_policy(tmp_path: Path, parsers: dict[str, Parser]) -> None:
+    """Later stages read the corrected policy; recorded demonstrations may have no expert."""
+    text = WHOLE.replace("  eval_sft:", "  dagger: {learning_rate: 1e-3}\n  eval_sft:", 1)
+    expert = ["demos.noise_std=0.1", "demos.offset_bias=[0,-0.2]"]
+    stages, run = planned(tmp_path, parsers, text, assignments=expert), tmp_path / "run"
+    assert list(stages) == ["demos", "sft", "dagger", "eval_sft", "rl", "eval_rl"]
+    rounds = list(stages["dagger"].argv)
+    assert {"--noise_std=0.1", f"--pretrain={run}/sft/policy", f"--demos={run}/demos/demos.hdf5"} <= set(rounds)
+    assert rounds[rounds.index("--offset_bias") : rounds.index("--offset_bias") + 3] == ["--offset_bias", "0", "-0.2"]
+    assert not any("num_demos" in word for word in rounds), "no other setting"
+    for name in ("eval_sft", "rl"):
+        assert f"--pretrain={run}/dagger/policy" in stages[name].argv
+    assert f"--pretrain={run}/ppo/policy" in stages["eval_rl"].argv
+    (mine := tmp_path / "mine.hdf5").touch()
+    recorded = planned(tmp_path, parsers, text, demos=[str(mine)])
+    assert list(recorded) == ["sft", "eval_sft", "rl", "eval_rl"]
+    assert f"--pretrain={run}/sft/policy" in recorded["rl"].argv
+
+
 def test_candidates_are_checked_with_the_recipe(tmp_path: Path, parsers: dict[str, Parser]) -> None:
     text = WHOLE.replace("  sft:", '  tune: {candidates: ["action_chunk_len=[5,2]"]}\n  sft:', 1)
     several = planned(tmp_path, parsers, text, assignments=["tune.candidates=action_chunk_len=[8,4]"])

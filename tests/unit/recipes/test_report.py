@@ -23,7 +23,7 @@ SECONDS = {"sft": 2.0, "eval_sft": 1.0, "rl": 7.0, "eval_rl": 1.5}
 
 def stages_of(folder: Path, *names: str) -> list[Stage]:
     outputs = {"sft": "sft", "eval_sft": "eval_sft.json", "rl": "ppo", "eval_rl": "eval_rl.json"}
-    return [Stage(name, {}, ("--seed=0",), folder / outputs[name]) for name in names]
+    return [Stage(name, {}, ("--seed=0",), folder / outputs.get(name, name)) for name in names]
 
 
 def finished(folder: Path, sft: list[bool], rl: list[bool]) -> tuple[list[Stage], State]:
@@ -75,6 +75,20 @@ def test_the_report_has_the_keys_that_programs_read(tmp_path: Path) -> None:
     assert "+100.0" in page and ">eval_sft</td>" in page and "--seed=0" in page
     page = tmp_path / "report.html"
     assert text.endswith(f"\nreport: {page}\nopen: {page.as_uri()}"), "the last line names what to look at"
+
+
+def test_choices_of_stages_are_shown(tmp_path: Path) -> None:
+    stages, state = finished(tmp_path, [True, False], [True, True])
+    tune, dagger = stages_of(tmp_path, "tune", "dagger")
+    for stage, file, summary in ((tune, "trials.json", "two of five"), (dagger, "rounds.json", "40% -> 97%")):
+        stage.output.mkdir(parents=True)
+        (stage.output / file).write_text(json.dumps({"summary": summary}))
+        state.note(stage, DONE, 1.0)
+    text = conclude([tune, dagger, *stages], state)
+    assert "tune: two of five\ndagger: 40% -> 97%" in text
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["choices"] == {"tune": "two of five", "dagger": "40% -> 97%"}
+    assert "40% -&gt; 97%" in (tmp_path / "report.html").read_text()
 
 
 def test_no_improvement_is_reported_as_such(tmp_path: Path) -> None:

@@ -1,0 +1,62 @@
+"""Supervised runs that a command starts as processes, with flags of `cli/train_sft_vla.py` among its own."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rlvla.envs.workers.guardian import MARK, new_mark
+from rlvla.utils.cli.flags import Parser
+
+TRAINING = "train_sft_vla"
+SUMMARY = "summary"  # of a choice by measurements, in the JSON file of the command
+
+
+def training_parser(package: str | None) -> Parser:
+    """The command line of `train_sft_vla.py`; `package`: of the commands, None where they are run as files."""
+    return importlib.import_module(f"{package or 'cli'}.{TRAINING}").build_parser()
+
+
+def program_of(name: str, package: str | None, file: str) -> list[str]:
+    """Arguments of Python that run another command: a file, or -m and a module; `file`: of this command."""
+    if package and package != "cli":
+        return ["-m", f"{package}.{name}"]
+    return [str(Path(file).resolve().with_name(f"{name}.py"))]
+
+
+def without_flags(tokens: Sequence[str], names: Sequence[str]) -> Iterator[str]:
+    """The arguments without these flags and their values."""
+    skipped = False
+    for token in tokens:
+        if token.startswith("--"):
+            name = token.removeprefix("--").partition("=")[0]
+            skipped = name.removeprefix("no-") in names
+        if not skipped:
+            yield token
+
+
+def marked_environment(**variables: str) -> dict[str, str]:
+    """Environment of a process that ends with this one, however this one ends."""
+    return {**os.environ, MARK: new_mark(), **variables}
+
+
+def run_logged(argv: Sequence[str], log: Path) -> None:
+    """Run a command of Python to its end, its output in a file.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w", encoding="utf-8") as file:
+        child = subprocess.Popen([sys.executable, *argv], env=marked_environment(), stdout=file, stderr=file)
+        try:
+            status = child.wait()
+        finally:
+            child.kill()
+            child.wait()
+    if status:
+        raise SystemExit(f"{Path(argv[0]).name} failed; its output: {log}")
