@@ -49,6 +49,9 @@ class Target:
 
 _OWN = "recipes/own_task.yaml"
 _PICK_PLACE = ("--task_suite_name", "pick_place", "--custom_module", "benchmarks/suites/pick_place.py")
+_PLANAR, _UNSEEN = "benchmarks/suites/planar.py", "benchmarks/suites/unseen.py"
+_METAWORLD = ("--task_suite_name", "metaworld", "--set")
+_LIFT = ("--task_suite_name", "robosuite", "--set", "all.task_ids=0", "demos.control_freq=10", "demos.cameras=[wrist]")
 _BESIDE = ("--task_suite_name", "toy_push", "--set", "demos.keep=all", "demos.offset_bias=[0.25,0.16]")
 _STACK = ("--task_suite_name", "robosuite", "--set", "all.task_ids=1", "demos.cameras=[agentview,wrist]")
 _STACK += ("demos.control_freq=10", "rl.num_episodes=2048")
@@ -80,6 +83,16 @@ TARGETS = {
     # Experts of 100 %: half of that to start with.
     "toy_push": Target((_OWN, "--task_suite_name", "toy_push"), least_end=0.9, minutes=15, least_start=0.5),
     "pick_place": Target((_OWN, *_PICK_PLACE), least_end=0.9, minutes=15, least_start=0.5),
+    "lift_own": Target((_OWN, *_LIFT), least_end=0.9, minutes=15, least_start=0.5),
+    **{
+        name: Target((_OWN, *_METAWORLD, f"demos.task_names={name}"), least_end=0.9, minutes=15, least_start=0.5)
+        for name in ("drawer-open", "push")
+    },
+    **{  # `unseen.py`: not looked at while the recipe was made
+        name: Target((_OWN, "--task_suite_name", name, "--custom_module", file), 0.9, 15, least_start=0.5)
+        for file, names in ((_PLANAR, ("ring_push", "key_door")), (_UNSEEN, ("lever", "slot", "sort_two")))
+        for name in names
+    },
     # An expert that aims beside the zone, and fails in a third of its episodes.
     "toy_push_beside": Target((_OWN, *_BESIDE), least_end=0.9, minutes=15, most_start=0.85),
     "lift_agentview": Target(("recipes/quickstart.yaml", "--set", "demos.cameras=agentview"), 0.9, 10),

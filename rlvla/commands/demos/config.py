@@ -48,6 +48,9 @@ class CollectConfig:
     )
     keep: str = arg("success", "keep successful episodes only, or all", choices=("success", "all"), essential=True)
     max_attempts: int = arg(20, "give up after this many times the wanted number of episodes of a task", minimum=1)
+    max_minutes: float | None = arg(
+        None, "record fewer episodes than wanted after this time, which the tasks share (default: no limit)", above=0
+    )
     num_envs: int = arg(2, "worker processes", minimum=1, maximum=10_000, essential=True)
     seed: int = arg(
         0,

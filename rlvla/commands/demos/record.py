@@ -150,7 +150,11 @@ def collect_demonstrations(
     with start_workers(config.num_envs, env, tasks[0], custom_modules, workers) as pool:
         writer = DemonstrationWriter(path, record, env.camera_names, tasks[0].gripper_dims)
         try:
-            rows = [_record_task(pool, task, player, writer) for task in tasks]
+            rows = []
+            for left, task in zip(range(len(tasks), 0, -1), tasks):
+                limit = math.inf if config.max_minutes is None else 60 * config.max_minutes
+                seconds = max(0.0, start + limit - time.perf_counter()) / left
+                rows.append(_record_task(pool, task, player, writer, seconds))
             writer.close()
         except BaseException:
             writer.abort()
@@ -161,13 +165,15 @@ def collect_demonstrations(
 
 
 def _record_task(
-    pool: WatchedPool, task: TaskSpec, player: Player, writer: DemonstrationWriter
+    pool: WatchedPool, task: TaskSpec, player: Player, writer: DemonstrationWriter, seconds: float
 ) -> tuple[str, int, int, str, str]:
+    """Record a task for at most `seconds`, but at least an episode; its row of the table."""
+    end = time.perf_counter() + seconds
     config, wanted, most = player.config, player.config.wanted(task), player.most_attempts(task)
     tally, steps = Tally(), 0
     attempts = player.attempts(pool, task)
     with progress_bar(wanted, f"demonstrations of {task.name}") as bar:
-        while tally.kept < wanted:
+        while tally.kept < wanted and not (tally.kept and time.perf_counter() > end):
             attempt = next(attempts, None)
             hopeless = config.keep == "success" and tally.hopeless(wanted, most)
             if attempt is None or hopeless or tally.failed > MAX_FAILED_EPISODES:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 
 from cli.collect_demos import main
 from rlvla.commands import custom_modules
+from rlvla.commands.demos import record
 from rlvla.commands.demos.record import Tally
 from rlvla.envs import list_tasks, make_env, registry
 from rlvla.envs.config import EnvConfig
@@ -85,6 +88,21 @@ def test_an_expert_that_succeeds_too_rarely_is_given_up_early() -> None:
     assert not Tally(played=1000, successes=50, kept=50).hopeless(100, 2000), "it may still be enough"
     assert Tally(played=1500, successes=20, kept=20).hopeless(100, 2000)
     assert not any(Tally(played=n, successes=n // 10, kept=n // 10).hopeless(100, 2000) for n in range(1, 1000))
+
+
+def test_the_time_limit_is_shared_by_the_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second per episode: two minutes are enough for 60 of each task, and an episode is recorded in any case."""
+    clock = itertools.count()
+    monkeypatch.setattr(record.time, "perf_counter", lambda: float(next(clock)))
+    flags = ["--task_suite_name", "toy_push", "--image_size", "32", "--num_envs", "1", "--num_demos", "80"]
+    kept = {}
+    for minutes in ("2", "0.001"):
+        main([*flags, "--max_minutes", minutes, "--output", str(tmp_path / minutes)])
+        with h5py.File(tmp_path / minutes / "demos.hdf5") as file:
+            kept[minutes] = Counter(int(demo.attrs["task_id"]) for demo in file["data"].values())
+    tasks = len(list_tasks("toy_push"))
+    assert kept["0.001"] == dict.fromkeys(range(tasks), 1)
+    assert all(50 / tasks * 1.5 < count < 80 for count in kept["2"].values()), kept
 
 
 def test_an_environment_that_fails_is_not_blamed_on_the_expert() -> None:
