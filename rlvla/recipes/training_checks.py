@@ -6,23 +6,45 @@ import argparse
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from rlvla.commands.ppo_checks import (
     algorithm_problems,
     backend_problems,
     batch_problems,
     early_stopping_problems,
+    sampler_problems,
 )
 from rlvla.commands.ppo_flags import PPORun
 from rlvla.commands.runs.asynchronous import async_problems
+from rlvla.envs.base import TaskSpec
+from rlvla.envs.config import EnvConfig, SplitConfig, resolve_env
 from rlvla.recipes.recipe import KINDS, Parsers, Stage
-from rlvla.utils.cli.flags import no_effect_problems
-from rlvla.utils.errors import Problem, require
+from rlvla.trainer.reward_sources import reward_problems
+from rlvla.utils.cli.flags import from_namespace, no_effect_problems
+from rlvla.utils.errors import ConfigError, Problem, require
 
 
 def training_problems(stages: Sequence[Stage], parsers: Parsers) -> list[Problem]:
-    """Problems of the stage `rl` that can be checked without its policy and environment."""
-    return [problem for stage in stages if stage.name == "rl" for problem in _problems_of(stage, parsers)]
+    """Problems of training and evaluations that can be checked before their policy exists.
+
+    The environment is that of the stage `demos`. Tasks are unknown without it, as with recorded demonstrations, if a
+    policy records in an environment of its own, and for evaluations in other suites.
+    """
+    flags = {stage.name: _flags_of(stage, parsers) for stage in stages}
+    problems, recorded = [], None
+    if "demos" in flags and flags["demos"].policy is None:
+        env = _env_of(flags["demos"])
+        try:
+            tasks = env.tasks()
+            recorded = env.as_dict() | {"task_suite_name": env.suite, "task_ids": [task.task_id for task in tasks]}
+        except ConfigError as error:
+            problems += [_of_stage("demos", problem) for problem in error.problems]
+    for stage in stages:
+        if stage.name in ("eval_sft", "rl", "eval_rl"):
+            found = _problems_of(stage, flags[stage.name], recorded)
+            problems += [_of_stage(stage.name, problem) for problem in found]
+    return list(dict.fromkeys(problems))
 
 
 def require_extras(stages: Sequence[Stage]) -> None:
@@ -31,23 +53,56 @@ def require_extras(stages: Sequence[Stage]) -> None:
         require("av", extra="video")
 
 
-def _problems_of(stage: Stage, parsers: Parsers) -> Iterator[Problem]:
+def _flags_of(stage: Stage, parsers: Parsers) -> argparse.Namespace:
     namespace = argparse.Namespace()
     parsers[KINDS[stage.name].command].read_flags(stage.argv, namespace)
     namespace.given = frozenset(name for name, value in stage.settings.items() if value is not None)
+    return namespace
+
+
+def _env_of(namespace: argparse.Namespace) -> EnvConfig:
+    return from_namespace(EnvConfig, namespace).with_suite_flags(namespace)
+
+
+def _of_stage(name: str, problem: Problem) -> Problem:
+    return Problem(f"{name}.{problem.flag}", problem.reason, f"stage {name}: {problem}")
+
+
+def _problems_of(stage: Stage, namespace: argparse.Namespace, recorded: dict[str, Any] | None) -> list[Problem]:
+    """Problems of a stage that trains or evaluates.
+
+    Args:
+        stage: the stage.
+        namespace: its flags.
+        recorded: environment of the demonstrations; None if unknown.
+    """
+    trains = stage.name == "rl"
+    tasks: Sequence[TaskSpec] = ()
+    problems: list[Problem] = []
+    others = [] if trains else namespace.task_suite_name or []
+    if recorded is not None and all(suite == recorded["task_suite_name"] for suite in others):
+        env, split = _env_of(namespace) if trains else EnvConfig(), from_namespace(SplitConfig, namespace)
+        try:
+            resolved, problems = resolve_env(env.completed(recorded), split, namespace.eval_episodes, trains=trains)
+            tasks = resolved.tasks
+        except ConfigError as error:
+            problems = list(error.problems)
+    if not trains:
+        return problems
     flags = PPORun.from_namespace(namespace)
     with _launched_on(stage.processes):
-        problems = [
+        problems += [
             *batch_problems(flags),
             *no_effect_problems(flags.groups.values(), flags.unselected, flags.given),
             *algorithm_problems(flags),
             *async_problems(flags),
             *backend_problems(flags, None),
+            *early_stopping_problems(flags.schedule, len(tasks), flags.batch),
         ]
-        problems += early_stopping_problems(flags.schedule, 0)
-    yield from (
-        Problem(f"{stage.name}.{p.flag}", p.reason, f"stage {stage.name}: {p}") for p in dict.fromkeys(problems)
-    )
+        if tasks:
+            problems += reward_problems(flags.rewards, flags.algorithm, tasks, flags.success)
+            problems += sampler_problems(flags.batch, tasks, flags.split, flags.run.seed)
+    return problems
 
 
 @contextmanager

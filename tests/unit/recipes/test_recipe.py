@@ -332,6 +332,21 @@ def test_problems_of_the_training_are_reported_before_the_demonstrations(
     assert training_problems(list(planned(tmp_path, parsers).values())[:3], parsers) == []
 
 
+def test_stages_are_checked_with_the_tasks_of_the_demonstrations(tmp_path: Path, parsers: dict[str, Parser]) -> None:
+    """What would fail after minutes: too few episodes to stop by, more than there are states, rewards, tasks."""
+    stop = ["rl.early_stopping=true", "rl.eval_steps=4", "rl.eval_episodes=40"]
+    for wrong, problem in (
+        (stop, ("rl.early_stopping", "too_few")),
+        (["eval_sft.eval_episodes=100000"], ("eval_sft.eval_episodes", "out_of_range")),
+        (["rl.eval_episodes=100000"], ("rl.eval_episodes", "out_of_range")),
+        (["rl.reward=[success,nonsense]"], ("rl.reward", "unknown_name")),
+        (["demos.task_ids=77"], ("demos.task_ids", "unknown_name")),
+        (["rl.task_sampling=inverse_success"], ("rl.task_sampling", "no_effect")),
+    ):
+        stages = list(planned(tmp_path, parsers, assignments=wrong).values())
+        assert problem in {(found.flag, found.reason) for found in training_problems(stages, parsers)}, wrong
+
+
 def test_the_video_encoder_is_checked_before_the_first_stage(
     tmp_path: Path, parsers: dict[str, Parser], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
