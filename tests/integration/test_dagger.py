@@ -105,6 +105,37 @@ def test_problems_come_before_the_first_round(
     assert "total in host memory" in capfd.readouterr().out and not folder.exists()
 
 
+def test_flags_reach_the_commands_that_read_them(
+    demos_file: Path, policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, settings = tmp_path / "mine.py", tmp_path / "flags.yaml"
+    module.write_text("")
+    settings.write_text("learning_rate: 0.003\nround_episodes: 7\n")
+    given: list[Programs] = []
+
+    def run(config: DaggerConfig, policy: Path, demos: list[str], folder: Path, programs: Programs, seed: int) -> Path:
+        given.append(programs)
+        return folder
+
+    monkeypatch.setattr(dagger_vla, "run_dagger", run)
+    flags = ["--demos", str(demos_file), "--pretrain", str(policy_folder), "--save_path", str(tmp_path / "dagger")]
+    more = ["--config", str(settings), "--custom_module", str(module), "--offset_bias", "0.0", "-0.2", "--seed", "5"]
+    dagger_vla.main([*flags, *more, "--num_envs", "3", "--round_demos", "20", "--train_batch_size=16"])
+    (programs,) = given
+    own = ["--custom_module", str(module)]
+    collect, train, evaluate = (list(words[1:]) for words in (programs.collect, programs.train, programs.evaluate))
+    both = ["--num_envs=3", *own]
+    assert collect == [
+        *("--corrections", "--temperature=1.0", "--num_demos=20", "--offset_bias", "0.0", "-0.2"),
+        *both,
+    ]
+    assert evaluate == ["--eval_episodes=7", *both]
+    assert train == [
+        *("--learning_rate=0.003", *own, "--seed", "5", "--train_batch_size=16", "--max_epochs=1000"),
+        "--max_steps=1000",
+    ]
+
+
 def test_a_failed_command_ends_the_rounds_with_its_log(tmp_path: Path) -> None:
     program = tmp_path / "evaluate.py"
     program.write_text("print('the reason')\nraise SystemExit(3)\n")

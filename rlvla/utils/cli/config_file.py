@@ -72,11 +72,11 @@ def config_file_of(argv: Sequence[str]) -> str | None:
 
 
 def flag_arguments(name: str, value: Any, *, repeated: bool = False) -> list[str]:
-    """A flag with its value from YAML as arguments of a command line.
+    """A flag with its value, parsed or from YAML, as arguments of a command line.
 
     Args:
         name: name of the flag, without dashes.
-        value: a list for several values, True or False for a switch, None for the default (no arguments).
+        value: a list or tuple for several values, True or False for a switch, None for the default (no arguments).
         repeated: whether the flag is repeated for each value.
     """
     if repeated and isinstance(value, list):
@@ -85,7 +85,7 @@ def flag_arguments(name: str, value: Any, *, repeated: bool = False) -> list[str
         return []
     if isinstance(value, bool):
         return [f"--{name}" if value else f"--no-{name}"]
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [f"--{name}", *map(str, value)]
     return [f"--{name}={value}"]
 
