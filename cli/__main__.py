@@ -1,9 +1,10 @@
-"""Lists the commands: `python -m cli`, or `rlvla` where they are installed."""
+"""Lists the commands, or runs one: `python -m cli [COMMAND ...]`, or `rlvla` where they are installed."""
 
 from __future__ import annotations
 
 import argparse
 import ast
+import runpy
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -16,8 +17,8 @@ from rlvla.utils.cli.programs import COMMANDS, as_installed
 from rlvla.utils.terminal import columns, put, style
 from rlvla.version import __version__
 
-_HEAD = """Reinforcement-learning post-training of vision-language-action robot policies: a program for each task.
-Each has --help (what matters), --help all (every flag) and --version."""
+_HEAD = """Reinforcement-learning post-training of vision-language-action robot policies: a program for each task
+(also as rlvla COMMAND). Each has --help (what matters), --help all (every flag) and --version."""
 _INDENT = 6 * " "
 
 
@@ -41,12 +42,17 @@ def listing(folder: Path) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser("rlvla", usage="rlvla [--version]", add_help=False)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["help"]:  # of a command, or of all
+        words = [*words[1:2], "--help"] if words[1:2] not in ([], ["all"]) else []
+    if words and (name := words[0].replace("-", "_")) in COMMANDS:
+        sys.argv = [name, *words[1:]]
+        runpy.run_module(f"{__package__ or 'cli'}.{name}", run_name="__main__", alter_sys=True)
+        return
+    parser = argparse.ArgumentParser("rlvla", usage="rlvla [--version] [COMMAND ...]", add_help=False)
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--version", action="version", version=f"rlvla {__version__}")
-    _, words = parser.parse_known_args(argv)
-    if words and (name := words[0].replace("-", "_")) in COMMANDS:
-        parser.error(f"each command is a program of its own: {as_installed(f'python cli/{name}.py')}")
+    _, words = parser.parse_known_args(words)
     if words:
         parser.error(f"unrecognized arguments: {' '.join(words)}")
     put(listing(Path(__file__).resolve().parent))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,7 +47,16 @@ def test_version_and_mistakes(capsys: pytest.CaptureFixture) -> None:
     assert out.startswith("rlvla ") and "unrecognized arguments: train" in err
 
 
-def test_a_command_as_a_word_is_told_its_program(capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["train-ppo-vla"])
-    assert stop.value.code == 2 and "python cli/train_ppo_vla.py" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "status", "part"),
+    [
+        ("eval-vla --pretrain nowhere", 2, "there is no folder nowhere"),
+        ("eval_vla --version", 0, "rlvla "),
+        ("help eval-vla", 0, "usage: eval_vla.py"),
+        ("help all", 0, "python cli/run_recipe.py"),
+        ("help", 0, "python cli/run_recipe.py"),
+    ],
+)
+def test_a_command_is_run_or_explained(words: str, status: int, part: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "cli", *words.split()], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == status and part in done.stdout + done.stderr
