@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from rlvla.data.demonstrations import Demonstrations, dataset_entry, empty_images
-from rlvla.data.lerobot_cache import INFO, cached_dataset, is_repo_id
+from rlvla.data.lerobot_cache import INFO, cached_dataset
 from rlvla.data.validation import (
     DataError,
     StoredArray,
@@ -37,6 +37,7 @@ from rlvla.models.dataset_statistics import entry_problems
 from rlvla.utils.budgets import over_expansion, over_memory
 from rlvla.utils.data_files import admit, content_of, fits, inside, parse_json, read_json
 from rlvla.utils.errors import ConfigError, require
+from rlvla.utils.files import is_repo_id
 from rlvla.utils.video import read_video, video_frames
 
 VERSIONS = ("v2.1", "v3.0")

@@ -3,19 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
-# As the Hub allows: letters, digits, dots, dashes and underscores, with one slash.
-_REPO_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
-_FILES = (".hdf5", ".h5")
 INFO = Path("meta") / "info.json"  # in every LeRobot dataset
-
-
-def is_repo_id(name: str | Path) -> bool:
-    """Whether a name has the form OWNER/NAME of a repository and is not the name of a file."""
-    text = str(name)
-    return _REPO_ID.fullmatch(text) is not None and not text.startswith(".") and not text.endswith(_FILES)
 
 
 def cache_folders(repo_id: str) -> list[Path]:

@@ -12,7 +12,7 @@ import numpy as np
 from rlvla.data.demonstrations import STATISTICS_FILE, UNKNOWN_STATE, Demonstrations, dataset_entry
 from rlvla.data.hdf5 import UNREADABLE, opened
 from rlvla.data.lerobot import is_lerobot, read_lerobot
-from rlvla.data.lerobot_cache import cache_folders, is_repo_id
+from rlvla.data.lerobot_cache import cache_folders
 from rlvla.data.libero import SUFFIX as LIBERO_SUFFIX
 from rlvla.data.libero import is_libero, read_libero
 from rlvla.data.robomimic import read_episodes
@@ -21,6 +21,7 @@ from rlvla.envs.base import TaskSpec
 from rlvla.envs.config import EnvConfig
 from rlvla.utils.data_files import inside, read_json
 from rlvla.utils.errors import ConfigError, Problem
+from rlvla.utils.files import is_repo_id
 
 T = TypeVar("T")
 _HDF5 = (".hdf5", ".h5")

@@ -17,7 +17,7 @@ from rlvla.utils.budgets import memory_bytes, over_memory
 from rlvla.utils.cli.flags import is_set, no_effect
 from rlvla.utils.data_files import admit, read_json
 from rlvla.utils.errors import ConfigError, Problem
-from rlvla.utils.files import no_folder
+from rlvla.utils.files import no_policy
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -378,7 +378,7 @@ def type_of(folder: str | Path) -> str:
     """The type named in a folder's config.json, whose files are checked first (`admit`); errors as in `family_of`."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise ConfigError(f"{no_folder(folder)}; name the folder of a policy ({CONFIG_FILE}) or of a run")
+        raise ConfigError(no_policy(folder))
     path = folder / CONFIG_FILE
     adapter = any((place / ADAPTER_CONFIG_FILE).is_file() for place in (folder, *folder.glob("*/")))
     if path.is_file() or adapter:

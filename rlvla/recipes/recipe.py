@@ -11,12 +11,13 @@ from typing import Any
 
 from rlvla.commands.dagger import EXPERT_FLAGS
 from rlvla.commands.tune_sft import CHOICE_FILE, TuneConfig
-from rlvla.data.lerobot_cache import cached_dataset, is_repo_id
+from rlvla.data.lerobot_cache import cached_dataset
 from rlvla.envs.registry import get_suite, trust_suite
 from rlvla.utils.cli.config_file import flag_arguments
 from rlvla.utils.cli.flags import Parser, arg
 from rlvla.utils.data_files import parse_yaml, read_settings
 from rlvla.utils.errors import ConfigError, Problem, collected
+from rlvla.utils.files import is_repo_id
 
 Settings = dict[str, Any]  # flag, without dashes -> value as YAML has it; None for the default
 Parsers = Mapping[str, Parser]  # command -> its command line

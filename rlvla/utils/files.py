@@ -8,6 +8,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -26,6 +27,9 @@ _UNFINISHED = ".rlvla_part"  # ends the names of temporary files
 _UNFINISHED_SECONDS = 60  # between the creation of one and its lock
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # EFBIG: RLIMIT_FSIZE
 _LEAST_ROOM = 1 << 20  # bytes; libraries that write in threads of their own fail noisily on a full disk
+# Names of repositories as the Hub allows them: letters, digits, dots, dashes and underscores, with one slash.
+_REPO_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_FILES = (".hdf5", ".h5")
 _TEMPORARY_NAME = 32  # bytes by which the name of a temporary file is longer
 
 
@@ -188,6 +192,21 @@ def no_folder(folder: str | Path) -> str:
     candidates = (missing.parent / name / path.relative_to(missing) for name in similar)
     near = next((place for place in candidates if place.is_dir()), None)
     return f"there is no folder {path}{where}" + (f"; did you mean {near}?" if near else "")
+
+
+def is_repo_id(name: str | Path) -> bool:
+    """Whether a name has the form OWNER/NAME of a repository on the Hub and is not the name of a file."""
+    text = str(name)
+    return _REPO_ID.fullmatch(text) is not None and not text.startswith(".") and not text.endswith(_FILES)
+
+
+def no_policy(folder: str | Path) -> str:
+    """The message about a missing policy folder, see `no_folder`, with the download of a repository of the Hub."""
+    text = f"{no_folder(folder)}; name the folder of a policy (config.json) or of a run"
+    if not is_repo_id(folder) or Path(folder).parent.exists():  # or just not in this folder
+        return text
+    name = Path(folder).name
+    return f"{text}. Nothing is downloaded, but `hf download {folder} --local-dir {name}` does that; then name {name}"
 
 
 @contextmanager

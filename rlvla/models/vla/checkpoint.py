@@ -41,7 +41,7 @@ from rlvla.models.vla.configuration_openvla import OpenVLAConfig, without_code
 from rlvla.models.vla.regression_head import ActionStd, RegressionHead
 from rlvla.utils.data_files import check_types, read_json
 from rlvla.utils.errors import ConfigError
-from rlvla.utils.files import atomic_path, no_folder, write_atomic
+from rlvla.utils.files import atomic_path, no_policy, write_atomic
 
 # Small files copied along with a checkpoint; code files are neither copied nor run.
 COMPANION_SUFFIXES = (".json", ".model", ".txt", ".jinja", ".md")
@@ -195,7 +195,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         ConfigError: the folder or file is missing, or the file is not JSON or belongs to another kind of model.
     """
     if not folder.is_dir():
-        raise ConfigError(f"{no_folder(folder)}; name the folder of a policy ({CONFIG_FILE}) or of a run")
+        raise ConfigError(no_policy(folder))
     path = find_file(folder, CONFIG_FILE)
     raw = read_json(path, allow_nan=True)  # statistics of other datasets; those in use are checked
     if raw.get("model_type") != "openvla":

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlvla.data.lerobot_cache import cache_folders, cached_dataset, is_repo_id
+from rlvla.data.lerobot_cache import cache_folders, cached_dataset
 from rlvla.data.lerobot_writing import write_lerobot
 from rlvla.data.reading import data_files, read_demonstrations
 from rlvla.utils.errors import ConfigError
+from rlvla.utils.files import is_repo_id, no_policy
 
 Places = Callable[..., list[Path]]
 
@@ -114,3 +115,13 @@ def test_the_error_names_the_searched_caches(home: Path) -> None:
         with pytest.raises(ConfigError) as raised:
             read_demonstrations(mistyped)
         assert str(raised.value) == f"{mistyped} does not exist; make it with cli/collect_demos.py"
+
+
+def test_a_policy_of_the_hub_is_downloaded_by_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "`hf download openvla/openvla-7b --local-dir openvla-7b` does that; then name openvla-7b" in no_policy(
+        "openvla/openvla-7b"
+    )
+    (tmp_path / "runs").mkdir()
+    for folder in ("runs/lift", "runs/lift/policy", "lift"):
+        assert no_policy(folder).endswith("name the folder of a policy (config.json) or of a run"), folder
