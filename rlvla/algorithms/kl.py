@@ -10,7 +10,7 @@ from torch import Tensor
 from rlvla.algorithms.checks import check_mask, check_number, clean, working_dtype
 from rlvla.algorithms.choices import KL_KINDS
 
-_K3_LOG_RATIO_BOUND = 20.0
+_K3_LOG_RATIO_BOUND = 20.0  # keeps exp finite in float32
 _K3_VALUE_BOUND = 10.0
 _ADAPTIVE_ERROR_BOUND = 0.2
 
@@ -19,9 +19,9 @@ def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, kind: str, mask: Tensor
     """Per-token estimate of KL(policy || reference).
 
     Kinds (Schulman, "Approximating KL divergence", 2020), with d = log_probs - ref_log_probs: `k1` or `kl`: d;
-    `abs`: |d|; `k2` or `mse`: d^2 / 2; `k3` or `low_var_kl`: exp(-d) + d - 1 with d clamped to +-20 and the result to
-    +-10; `full`: the exact divergence, from logits. With the suffix `+` the value is that of the kind, but the gradient
-    is that of k2, which is unbiased.
+    `abs`: |d|; `k2` or `mse`: d^2 / 2; `k3` or `low_var_kl`: exp(-d) + d - 1, at most 10, with the gradient of the
+    unclamped estimate (straight-through), bounded by exp(20) - 1; `full`: the exact divergence, from logits. With the
+    suffix `+` the value is that of the kind, but the gradient is that of k2, which is unbiased.
 
     Args:
         log_probs: [B, T] log-probs of the sampled tokens; for `full`, [B, T, V] logits.
@@ -71,9 +71,17 @@ def _estimate(log_probs: Tensor, ref_log_probs: Tensor, kind: str) -> Tensor:
         return difference.abs()
     if kind in ("k2", "mse"):
         return 0.5 * difference.square()
-    inverse = (-difference).clamp(-_K3_LOG_RATIO_BOUND, _K3_LOG_RATIO_BOUND)
-    # exp(x) - 1 would cancel near x = 0, where this estimator operates.
-    return (torch.expm1(inverse) - inverse).clamp(-_K3_VALUE_BOUND, _K3_VALUE_BOUND)
+    return _k3(-difference)
+
+
+def _k3(inverse: Tensor) -> Tensor:
+    """exp(x) - 1 - x, clamped; a token beyond the clamp keeps a gradient, which pulls it back."""
+    bounded = inverse.clamp(-_K3_LOG_RATIO_BOUND, _K3_LOG_RATIO_BOUND)
+    slope = torch.expm1(bounded)  # exp(x) - 1 would cancel near x = 0, where this estimator operates
+    value = (slope - bounded).clamp(max=_K3_VALUE_BOUND)
+    finite = inverse.nan_to_num()  # a log-prob of -inf has no gradient
+    straight_through = value.detach() + slope.detach() * (finite - finite.detach())
+    return torch.where(value < _K3_VALUE_BOUND, value, straight_through)
 
 
 def _exact_kl(logits: Tensor, ref_logits: Tensor) -> Tensor:

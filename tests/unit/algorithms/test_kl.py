@@ -35,6 +35,34 @@ def test_equals_the_slow_reference(kind, suffix):
         torch.testing.assert_close(new.grad, (new - ref).detach())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", ["k3", "low_var_kl"])
+def test_k3_pulls_back_tokens_beyond_its_clamp(kind, dtype):
+    below = [-2.6, -1.0, -1e-4, 0.0, 1e-4, 1.0, 10.9]
+    beyond = [-100.0, -20.5, -15.0, -2.7, 11.1, 15.0, 20.5, 100.0]
+    log_ratio = torch.tensor([below + beyond], dtype=dtype, requires_grad=True)
+    kl = kl_penalty(log_ratio, torch.zeros_like(log_ratio), kind)
+    kl.sum().backward()
+    unclamped = torch.expm1(-log_ratio.detach()) + log_ratio.detach()
+    assert torch.equal(kl[0, : len(below)], unclamped[0, : len(below)]), "to the bit"
+    assert (kl[0, len(below) :] == 10.0).all()
+    slow = [1.0 - math.exp(min(-d, 20.0)) for d in log_ratio.tolist()[0]]
+    tolerance = dict(rtol=1e-6, atol=1e-7) if dtype == torch.float32 else dict(rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(log_ratio.grad[0], torch.tensor(slow, dtype=dtype), **tolerance)
+
+
+def test_gradient_descent_on_k3_brings_a_drifted_token_back():
+    for start in (-8.0, 14.0):
+        log_ratio = torch.tensor([[start]], requires_grad=True)
+        optimizer = torch.optim.Adam([log_ratio], lr=0.1)
+        for _ in range(400):
+            optimizer.zero_grad()
+            kl_penalty(log_ratio, torch.zeros(1, 1), "k3").sum().backward()
+            torch.nn.utils.clip_grad_norm_([log_ratio], 1.0)
+            optimizer.step()
+        assert abs(log_ratio.item()) < 0.1, start
+
+
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3", "full"])
 def test_gradcheck(kind):
     torch.manual_seed(0)
@@ -83,6 +111,14 @@ def test_mask_keeps_padding_out_of_value_and_gradient(kind, garbage):
     assert (kl[~b["mask"]] == 0).all()
     assert (new.grad[~b["mask"]] == 0).all()
     assert new.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("new, ref", [(-math.inf, -1.0), (-1.0, -math.inf), (-3e38, -1.0)])
+def test_k3_of_an_impossible_token_is_finite(new, ref):
+    new, ref = torch.tensor([[new]], requires_grad=True), torch.tensor([[ref]])
+    kl = kl_penalty(new, ref, "k3")
+    kl.sum().backward()
+    assert float(kl) == 10.0 and new.grad.isfinite().all()
 
 
 def test_bfloat16_is_computed_in_float32():
