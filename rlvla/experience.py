@@ -43,8 +43,8 @@ class Sample:
         simulator_once, simulator_at_end: with a model-based success detector (`--success_source`), whether the
             simulator's predicate held at some step, and after the last one; None otherwise.
         unanswered: questions to that model without an answer.
-        terminated: the environment ended the episode; its value is not bootstrapped.
-        truncated: the step limit was reached; its last value is bootstrapped.
+        terminated: the episode ended with success or failure; its value is not bootstrapped.
+        truncated: a limit was reached; its last value is bootstrapped.
         last_images, last_proprio: the observation after the last action, for that bootstrap.
         observed_images: [S + 1, N, H, W, 3] uint8 as rendered, including the observation after the last action; None
             if equal to `images`, or if not requested.

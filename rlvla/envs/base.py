@@ -160,10 +160,12 @@ class ChunkResult:
         rewards: [A] float32, the simulator's native reward of each step, finite, 0 where not executed. A simulator
             without one gives 1.0 at the step that terminates the episode with success, else 0. Used by `--reward env`.
         successes: [A] bool, success predicate after each executed step; False where not executed.
-        terminated: the episode is over because success held for `hold_steps` consecutive steps, or because the
-            simulator ended it at a success.
-        truncated: the step limit was reached without termination. Never True together with `terminated`.
-        success_at_end: success had held for `hold_steps` when the last step was executed, or the episode terminated.
+        terminated: the episode reached a terminal state: success held for `hold_steps` consecutive steps, or the
+            simulator ended it at a success or at a failure (a fall, a broken part). Its value is not bootstrapped.
+        truncated: a limit was reached without termination: the step limit, or one of the simulator. Its value is
+            bootstrapped. Never True together with `terminated`.
+        success_at_end: success had held for `hold_steps` when the last step was executed, or the simulator ended the
+            episode at a success. False where `terminated` is a failure.
         events: for each executed step the set of propositions that hold, for reward machines.
         frames: [n, H, W, 3] uint8, first camera after each executed step, if frames are recorded.
         components: the task's `reward_components`, name -> [A] float32, finite, 0 where not executed. Reward

@@ -18,18 +18,21 @@ class Advanced(NamedTuple):
         success: [n] bool, the success predicate.
         events: for each slot the set of propositions that hold.
         rewards: [n] native rewards; None gives 1 at the step that ends an episode with success.
+        terminated: [n] bool, whether the simulator ended the episode: with success at a successful step, which need not
+            be held, otherwise with failure; None: it never does.
     """
 
     success: np.ndarray
     events: Sequence[frozenset[str]]
     rewards: np.ndarray | None = None
+    terminated: np.ndarray | None = None
 
 
 class BatchedSlots:
     """`num_slots` concurrent episodes; see `rlvla.envs.base.BatchedEnv` for the contract.
 
     Subclasses implement `_begin`, `_advance`, `_observe`, `_frames` and `_state`. An episode terminates once success
-    has held for `success_hold_steps` steps (None: 1).
+    has held for `success_hold_steps` steps (None: 1), or where `Advanced.terminated` is set.
 
     Args:
         task: the task, including the step limit.
@@ -90,7 +93,7 @@ class BatchedSlots:
         actions = np.stack([check_chunk(chunk, self.task) for chunk in actions]).astype(np.float64)
         count, length = actions.shape[:2]
         rewards, successes = np.zeros((count, length), dtype=np.float32), np.zeros((count, length), dtype=bool)
-        terminated = np.zeros(count, dtype=bool)
+        terminated, succeeded = np.zeros(count, dtype=bool), np.zeros(count, dtype=bool)
         events: list[list[frozenset[str]]] = [[] for _ in slots]
         frames: list[list[np.ndarray]] = [[] for _ in slots]
         for index in range(length):
@@ -99,8 +102,9 @@ class BatchedSlots:
                 break
             going = chosen[rows]
             done = Advanced(*self._advance(going, actions[rows, index]))
-            held = self._count_step(going, done)
-            successes[rows, index], terminated[rows] = done.success, held
+            over = np.zeros(len(going), dtype=bool) if done.terminated is None else done.terminated
+            held = self._count_step(going, done.success, over)
+            successes[rows, index], succeeded[rows], terminated[rows] = done.success, held, held | over
             rewards[rows, index] = held if done.rewards is None else done.rewards
             pictures = self._frames(going) if record_frames else going
             for row, names, picture in zip(rows, done.events, pictures):
@@ -115,7 +119,7 @@ class BatchedSlots:
                 successes=successes[row],
                 terminated=bool(terminated[row]),
                 truncated=not (terminated[row] or self._playing[chosen[row]]),
-                success_at_end=bool(terminated[row]),
+                success_at_end=bool(succeeded[row]),
                 events=events[row],
                 frames=np.stack(frames[row]) if record_frames else None,
             )
@@ -134,12 +138,12 @@ class BatchedSlots:
         """Close the environment."""
         self._closed = True
 
-    def _count_step(self, slots: np.ndarray, done: Advanced) -> np.ndarray:
+    def _count_step(self, slots: np.ndarray, success: np.ndarray, over: np.ndarray) -> np.ndarray:
         """Update the counters of running slots; returns [n] bool, whether the episode ends with success."""
         self._steps[slots] += 1
-        self._streaks[slots] = np.where(done.success, self._streaks[slots] + 1, 0)
-        below_limit = self._steps[slots] < self.task.max_steps
-        lasted = self._streaks[slots] >= (self._options.success_hold_steps or 1)
+        self._streaks[slots] = np.where(success, self._streaks[slots] + 1, 0)
+        below_limit = (self._steps[slots] < self.task.max_steps) & ~over
+        lasted = (self._streaks[slots] >= (self._options.success_hold_steps or 1)) | (over & success)
         held = lasted & ~(self._options.plays_on & below_limit)
         self._playing[slots] = ~held & below_limit
         return held

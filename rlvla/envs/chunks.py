@@ -60,13 +60,13 @@ class ChunkRunner:
             reward: native reward of the last step; by default 1 at the step that terminates with success.
             done: whether to skip the rest of the chunk although the episode continues, because a primitive has ended.
             ended: whether the simulator has (terminated, truncated) the episode. If it terminates at a successful step,
-                success counts without being held; otherwise the episode is truncated.
+                success counts without being held; otherwise the episode terminates with failure.
         """
         self.require_episode()
         rewards, successes = np.zeros(len(actions), dtype=np.float32), np.zeros(len(actions), dtype=bool)
         events: list[frozenset[str]] = []
         frames: list[np.ndarray] = []
-        held = False
+        held = terminated = False
         for index, action in enumerate(actions):
             success, happened = advance(action)
             successes[index] = success
@@ -77,13 +77,14 @@ class ChunkRunner:
                 self._steps_left = 0
             lasted = self._streak >= self._hold_steps or (over and success)
             held = lasted and not (self._plays_on and self._steps_left)
+            terminated = held or over
             events.append(happened)
             rewards[index] = float(held) if reward is None else reward()
             if frame is not None:
                 frames.append(frame())
             if held or self._steps_left == 0 or (done is not None and done()):
                 break
-        truncated = self._steps_left == 0 and not held
+        truncated = self._steps_left == 0 and not terminated
         if held:
             self._steps_left = 0
         return ChunkResult(
@@ -91,7 +92,7 @@ class ChunkRunner:
             steps_executed=len(events),
             rewards=rewards,
             successes=successes,
-            terminated=held,
+            terminated=terminated,
             truncated=truncated,
             success_at_end=held,
             events=events,

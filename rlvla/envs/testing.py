@@ -103,7 +103,7 @@ class EnvContract:
             return None
         for init_state_id in range(_EXPERT_TRIES):
             episode = play_expert_episode(env, expert, init_state_id, seed=0)
-            if episode["terminated"]:
+            if episode["success_at_end"]:
                 return init_state_id, episode["actions"]
         raise AssertionError(f"the expert solved none of the first {_EXPERT_TRIES} initial states")
 
@@ -246,7 +246,7 @@ class EnvContract:
                 expect(False, problem)
             expect(bool(result.terminated), f"terminated must be True: success was held for hold_steps={hold} steps")
             expect(not result.truncated, "truncated must be False: an episode that terminates is not truncated")
-            expect(bool(result.success_at_end), "success_at_end must be True where terminated is")
+            expect(bool(result.success_at_end), "success_at_end must be True: success was held")
             expect(result.steps_executed == steps, f"steps_executed must be {steps}, not {result.steps_executed}")
             expect(len(result.events) == steps, f"there must be events of {steps} steps, not of {len(result.events)}")
             held = result.successes[steps - hold : steps].all()

@@ -41,8 +41,8 @@ class SuccessReward(EpisodeReward):
 
     Args:
         coef: the reward.
-        once: reward the first successful step; otherwise the step at which the episode terminates (environments
-            terminate only when success has been held), so that truncated episodes get nothing.
+        once: reward the first successful step; otherwise the step at which the episode terminates with success held,
+            so that failed and truncated episodes get nothing.
     """
 
     def __init__(self, coef: float, *, once: bool):

@@ -174,7 +174,10 @@ class EpisodeSuccess:
         return [] if self._asked is None else [self._asked]
 
     def decide(self, result: ChunkResult) -> ChunkResult:
-        """The chunk with the detector's success in place of the simulator's; waits for the answer."""
+        """The chunk with the detector's success in place of the simulator's; waits for the answer.
+
+        A failure that ends the episode in the simulator remains one, unless success has held.
+        """
         steps = result.steps_executed
         simulated = result.successes[:steps]
         self.simulator.once |= bool(simulated.any())
@@ -187,9 +190,10 @@ class EpisodeSuccess:
             else:
                 self._verdict = probability >= self._config.success_threshold
                 self._in_a_row = self._in_a_row + 1 if self._verdict else 0
+        held = self._verdict and self._in_a_row >= self._config.success_frames
+        failed = result.terminated and not result.success_at_end and not held
         successes = np.zeros_like(result.successes)
         successes[:steps] = before
-        successes[steps - 1] = self._verdict
-        held = self._verdict and self._in_a_row >= self._config.success_frames
-        ended = result.truncated or result.terminated
-        return replace(result, successes=successes, terminated=held, truncated=ended and not held, success_at_end=held)
+        successes[steps - 1] = self._verdict and not failed
+        truncated = (result.truncated or result.terminated) and not (held or failed)
+        return replace(result, successes=successes, terminated=held or failed, truncated=truncated, success_at_end=held)

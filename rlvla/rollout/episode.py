@@ -217,7 +217,7 @@ class Episode:
         if self._success is not None and not self._success_decided:
             self._pending_chunk = result = self._success.decide(result)
             self._success_decided = True
-            self._queries = self._rewards.query_final_frame(result) if result.terminated else []
+            self._queries = self._rewards.query_final_frame(result) if result.success_at_end else []
             if self.answers:
                 return
         self._rewards.score_chunk(result)

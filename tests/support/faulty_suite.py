@@ -54,7 +54,10 @@ CONTRACT = {
     "instruction_control": lambda r: _seen(r, instruction="do\0it\x1b[2J"),
     "instruction_long": lambda r: _seen(r, instruction="do it " * 10_000),
     "success_at_end": lambda r: replace(r, success_at_end=True, successes=r.successes & False),
-    "terminated": lambda r: replace(r, terminated=True, truncated=False, success_at_end=False),
+    "terminated": lambda r: replace(
+        r, successes=r.rewards >= 0, terminated=True, truncated=False, success_at_end=False
+    ),
+    "both_ends": lambda r: replace(r, terminated=True, truncated=True, success_at_end=False),
     "flags_numbers": lambda r: replace(r, terminated=1),
     "flags_text": lambda r: replace(r, truncated="no"),
     "late_success": lambda r: _late(r, "successes", True),

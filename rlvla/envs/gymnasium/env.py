@@ -246,7 +246,7 @@ class GymEnv:
 
     Actions [D] in [-1, 1] are scaled to the bounds of the action space. Proprio is the observation without images;
     images are rendered (`render`) or taken from the observation. The initial state id is the seed of `reset`. Rewards
-    are native. An episode that the environment ends without success is truncated.
+    are native. `terminated` and `truncated` are those of the environment; both at once count as terminated.
 
     Privileged state: `observation` [P].
 

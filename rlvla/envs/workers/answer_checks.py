@@ -111,11 +111,11 @@ class AnswerChecker:
         wrong_flags = [problem for name in _FLAGS for problem in _flag(name, getattr(value, name))]
         yield from wrong_flags
         if not wrong_flags:
-            yield from self._limits(value.terminated, value.truncated, value.success_at_end, steps_before + executed)
+            yield from self._limits(value.terminated, value.truncated, steps_before + executed)
             if executed < length and not (value.terminated or value.truncated or self._task.macro_steps):
                 yield f"{executed} of {length} actions were executed, but the episode continues"
         yield from self._rewards(value.rewards, length, executed)
-        yield from _successes(value.successes, length, executed, value.success_at_end)
+        yield from _successes(value.successes, length, executed, value.terminated, value.success_at_end)
         yield from self._components(value.components, length, executed)
         yield from self._events(value.events, executed)
         yield from self._frames(value.frames, executed, record_frames)
@@ -134,12 +134,13 @@ class AnswerChecker:
         wrong_flags = [problem for name in (*_FLAGS, "success_once") for problem in _flag(name, value[name])]
         yield from wrong_flags
         if not wrong_flags:
-            yield from self._limits(value["terminated"], value["truncated"], value["success_at_end"], steps)
+            yield from self._limits(value["terminated"], value["truncated"], steps)
             if value["terminated"] == value["truncated"]:
                 yield "an episode must end by termination or truncation"
         yield from _numbers("actions", actions, (steps, self._task.action_dim), np.float32)
         yield from self._rewards(value["rewards"], steps, steps)
-        wrong_successes = [*_successes(value["successes"], steps, steps, value["success_at_end"])]
+        flags = value["terminated"], value["success_at_end"]
+        wrong_successes = [*_successes(value["successes"], steps, steps, *flags)]
         yield from wrong_successes
         if not wrong_flags and not wrong_successes and value["success_once"] != value["successes"].any():
             yield "success_once contradicts the successes"
@@ -174,12 +175,10 @@ class AnswerChecker:
         elif not text.isprintable() and readable(text, _LONGEST_INSTRUCTION) != text:
             yield f"the instruction holds control characters or lone surrogates: {_shown(text)}"
 
-    def _limits(self, terminated: bool, truncated: bool, success_at_end: bool, steps: int) -> Problems:
+    def _limits(self, terminated: bool, truncated: bool, steps: int) -> Problems:
         """Check the end flags and the step limit of an episode with `steps` steps so far."""
         if terminated and truncated:
             yield "an episode cannot be terminated and truncated at once"
-        if terminated and not success_at_end:
-            yield "terminated without success_at_end"
         if steps > self._task.max_steps:
             yield f"{steps} steps were executed, more than the limit of {self._task.max_steps}"
 
@@ -247,13 +246,16 @@ def _flag(name: str, value: object) -> Problems:
         yield f"{name} must be a bool, not {_shown(value)}"
 
 
-def _successes(successes: object, length: int, executed: int, success_at_end: object) -> Problems:
+def _successes(successes: object, length: int, executed: int, terminated: object, success_at_end: object) -> Problems:
     wrong = [*_numbers("successes", successes, (length,), np.bool_, executed=executed)]
     yield from wrong
-    if wrong or not isinstance(success_at_end, bool | np.bool_):
+    if wrong or not isinstance(successes, np.ndarray) or [*_flag("", terminated), *_flag("", success_at_end)]:
         return
-    if success_at_end and isinstance(successes, np.ndarray) and not successes[executed - 1]:
+    last = successes[executed - 1]
+    if success_at_end and not last:
         yield "success_at_end, but the last executed step is not a success"
+    if terminated and last and not success_at_end:
+        yield "terminated at a successful step without success_at_end"
 
 
 def _numbers(

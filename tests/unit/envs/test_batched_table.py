@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlvla.envs.batched_slots import BatchedTable
+from rlvla.envs.batched_slots import Advanced, BatchedTable
 from rlvla.envs.options import SuiteOptions
 from rlvla.envs.toy_reach.env import ToyReachOptions, list_tasks
 
@@ -46,6 +46,25 @@ def test_success_must_last() -> None:
     assert first.terminated and first.steps_executed == 1
     with pytest.raises(RuntimeError):
         table.step_chunk([1], actions([1]))
+
+
+class Fragile(Scripted):
+    """The simulator ends an episode where the second number of its action is positive."""
+
+    def _advance(self, slots: np.ndarray, actions: np.ndarray) -> Advanced:
+        return Advanced(actions[:, 0] > 0, [frozenset()] * len(slots), terminated=actions[:, 1] > 0)
+
+
+@pytest.mark.parametrize("after_success", ["end", "continue"])
+def test_an_episode_that_the_simulator_ends(after_success: str) -> None:
+    """With failure, or with success, which then need not last; another slot is not affected."""
+    table = Fragile(replace(OPTIONS, after_success=after_success))
+    for success in (0, 1):
+        table.reset([0, 1], [0, 1], [0, 0])
+        ended, goes_on = table.step_chunk([0, 1], np.array([[[0, 0], [success, 1], [0, 0]], [[0, 0]] * 3], np.float32))
+        assert (ended.terminated, ended.truncated, ended.success_at_end) == (True, False, bool(success))
+        assert ended.steps_executed == 2 and ended.rewards.tolist() == [0, success, 0]
+        assert not (goes_on.terminated or goes_on.truncated) and goes_on.steps_executed == 3
 
 
 def test_an_episode_ends_at_the_step_limit() -> None:

@@ -33,6 +33,42 @@ def test_playing_on_to_the_step_limit(successes: str, ends_with_success: bool) -
         play(1)
 
 
+@pytest.mark.parametrize("plays_on", [False, True])
+@pytest.mark.parametrize(
+    ("success", "over", "cut", "flags"),  # flags: terminated, truncated, success_at_end
+    [
+        (False, True, False, (True, False, False)),
+        (False, True, True, (True, False, False)),
+        (False, False, True, (False, True, False)),
+        (True, True, False, (True, False, True)),  # though not held for two steps
+        (True, False, True, (False, True, False)),
+        (False, False, False, (False, False, False)),
+    ],
+)
+def test_an_episode_that_the_simulator_ends(success, over, cut, flags, plays_on) -> None:
+    """At the second of three actions; the flags are Gymnasium's."""
+    runner, steps = ChunkRunner(max_steps=10, hold_steps=2, plays_on=plays_on), []
+
+    def advance(action: np.ndarray) -> tuple[bool, frozenset[str]]:
+        steps.append(action)
+        return success and len(steps) == 2, frozenset()
+
+    runner.begin()
+    ends = lambda: (over and len(steps) == 2, cut and len(steps) == 2)  # noqa: E731
+    result = runner.play(np.zeros((3, 1)), advance, lambda: OBSERVATION, ended=ends)
+    assert (result.terminated, result.truncated, result.success_at_end) == flags
+    assert result.steps_executed == (2 if over or cut else 3) and result.rewards.sum() == flags[2]
+
+
+def test_a_failure_at_the_step_limit_is_not_truncated() -> None:
+    runner = ChunkRunner(max_steps=1, hold_steps=1)
+    runner.begin()
+    result = runner.play(
+        np.zeros((1, 1)), lambda _: (False, frozenset()), lambda: OBSERVATION, ended=lambda: (True, False)
+    )
+    assert result.terminated and not result.truncated and not result.success_at_end
+
+
 @pytest.mark.parametrize(("dense", "paid"), [(False, [0, 0, 0, 1, 0, 0]), (True, [-1.5, -2.5, -3.5, -4.5, 0, 0])])
 def test_the_simulators_reward_of_each_step_or_one_for_success(dense: bool, paid: list[float]) -> None:
     """Success holds from the third step on, for two steps; six actions are given."""

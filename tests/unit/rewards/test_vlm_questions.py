@@ -430,6 +430,17 @@ def test_enough_frames_in_a_row_end_an_episode_and_a_last_frame_is_always_judged
     assert last[0].terminated and not last[0].truncated and last[0].success_at_end
 
 
+def test_a_failure_of_the_simulator_remains_one_unless_success_has_held() -> None:
+    failure = replace(make_chunk([set()], terminated=True, value=90), success_at_end=False)
+    for frames in (1, 2):
+        (decided,), *_ = verdicts(SuccessConfig("vlm", success_frames=frames), [failure])
+        held = frames == 1
+        assert decided.terminated and not decided.truncated
+        assert decided.success_at_end == held and decided.successes.tolist() == [held]
+    (decided,), *_ = verdicts(SuccessConfig("vlm"), [make_chunk([set()], terminated=True, value=0)])
+    assert decided.truncated and not decided.terminated, "the simulator's success, which the detector denies"
+
+
 def test_success_is_asked_beside_the_rewards_and_counted_with_them(server: JudgeServer) -> None:
     server.answer = judging(success=lambda r: {"success": shade(r) / 100})
     plan = plan_of(server, "success", "vlm:grasp", success=SuccessConfig("vlm"))

@@ -175,6 +175,16 @@ def test_who_ends_an_episode(fails_at: int | None, limit: int | None, ended: tup
     assert source.told == [ended], "once, and before the rewards are settled"
 
 
+def test_an_episode_that_the_environment_ends_with_failure() -> None:
+    source = Ending(None)
+    episode = begin(RewardPlan({"ending": 1.0, "success": 1.0}, sources={"ending": source}))
+    decide(episode, 2)
+    episode.on_chunk(ChunkResult(OBSERVATION, 2, np.zeros(2), np.zeros(2, bool), True, False, False))
+    sample = episode.to_sample()
+    assert sample.terminated and not sample.truncated and not sample.success_at_end
+    assert source.told == [(True, False)] and float(sample.rewards.sum()) == 0
+
+
 class Darkening(ScriptedPolicy):
     """Reads images of another size and darker, and proprio of twice the size; remembers what it is given."""
 

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from rlvla.algorithms.columns import Columns, EpisodeGrid
+from rlvla.envs.base import ChunkResult, Observation
+from rlvla.envs.chunks import ChunkRunner
 from rlvla.models.actor import Actor
+from rlvla.models.soft_actor.config import SoftActorConfig
+from rlvla.models.soft_actor.policy import SoftActorPolicy
 from rlvla.models.value_models import Critic
 from rlvla.trainer.algorithm_config import AlgorithmConfig
 from rlvla.trainer.config import BatchConfig
 from rlvla.trainer.experience_maker import ExperienceMaker
+from rlvla.trainer.off_policy.config import ReplayConfig
+from rlvla.trainer.off_policy.memory import Memory
 from rlvla.trainer.scoring import Networks
-from tests.support.experience import SAMPLES, A, D, OneRank, PlainEngine
+from tests.support.experience import SAMPLES, A, D, OneRank, PlainEngine, sample
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +82,54 @@ def test_gae_equals_a_plain_loop(models, level: str, goes_on: bool) -> None:
         assert float(rows.returns[row, column]) == pytest.approx(target, abs=1e-4)
         assert bool(rows.value_mask[row, column])
     assert int(rows.value_mask.sum()) == len(raw)
+
+
+class Fragile:
+    """Pays 0.1 at each of four steps; `careless` breaks it at the second one."""
+
+    def __init__(self, careless: bool):
+        self._runner, self._steps = ChunkRunner(max_steps=4, hold_steps=1), 0
+        self._careless = careless
+
+    def play(self) -> ChunkResult:
+        def advance(action: np.ndarray) -> tuple[bool, frozenset[str]]:
+            self._steps += 1
+            return False, frozenset()
+
+        self._runner.begin()
+        last = Observation(np.zeros((1, 64, 64, 3), np.uint8), None, "")
+        broken = lambda: (self._careless and self._steps == 2, False)  # noqa: E731
+        return self._runner.play(np.zeros((A, D)), advance, lambda: last, reward=lambda: 0.1, ended=broken)
+
+
+def test_failing_early_does_not_pay(models) -> None:
+    """A critic that expects 1 everywhere: only the episode that goes on is worth more than its rewards."""
+    constant = copy.deepcopy(models[1])
+    torch.nn.init.zeros_(constant.head.weight)
+    torch.nn.init.ones_(constant.head.bias)
+    careful, careless = (Fragile(careless).play() for careless in (False, True))
+    samples = [
+        dataclasses.replace(
+            sample(1, result.steps_executed, success=False, uid=uid, seed=7),
+            rewards=torch.from_numpy(result.rewards)[None],
+            terminated=result.terminated,
+            truncated=result.truncated,
+        )
+        for uid, result in (("careful", careful), ("careless", careless))
+    ]
+    gamma, settings = 0.9, AlgorithmConfig.from_flags(gamma=0.9, lambd=1.0, advantage_level="action")
+    rows, _ = make((models[0], constant), settings, samples=samples)
+    paid = [sum(0.1 * gamma**step for step in range(steps)) for steps in (4, 2)]
+    assert rows.returns[:, 0].tolist() == pytest.approx([paid[0] + gamma**4, paid[1]])
+
+    actor = SoftActorPolicy(SoftActorConfig(action_dim=D, action_chunk_len=A, proprio_dim=2, hidden_sizes=(8,)))
+    samples = [dataclasses.replace(s, trace={"action": torch.zeros(1, A * D)}) for s in samples]
+    with tempfile.TemporaryDirectory() as folder:
+        memory = Memory(actor, ReplayConfig(replay_capacity=10), Path(folder) / "buffer")
+        memory.append(samples, scale=1.0, version=0, now=0)
+        drawn = memory.buffer.n_step(np.flatnonzero(memory.buffer.drawable), 1, gamma)
+    np.testing.assert_allclose(drawn.returns, paid, rtol=1e-6)
+    np.testing.assert_allclose(drawn.discounts, [gamma**4, 0.0], rtol=1e-6)
 
 
 def test_metrics_are_those_of_the_valid_entries(models) -> None:

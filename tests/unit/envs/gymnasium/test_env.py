@@ -215,7 +215,7 @@ def test_success_ends_an_episode() -> None:
     assert last.terminated and last.success_at_end and last.events[-1] == {"success"}
 
 
-def test_an_episode_that_the_environment_ends_without_success_is_truncated() -> None:
+def test_an_episode_that_the_environment_terminates_without_success_has_failed() -> None:
     import gymnasium
 
     gymnasium.register(
@@ -224,7 +224,7 @@ def test_an_episode_that_the_environment_ends_without_success_is_truncated() -> 
     env = make_env("gym:rlvla/Edge-v0", 0, cameras=())
     env.reset(3, 0)
     result = env.step_chunk(np.ones((30, 2)))
-    assert result.truncated and not result.terminated and result.steps_executed < 30
+    assert result.terminated and not result.truncated and not result.success_at_end and result.steps_executed < 30
     with pytest.raises(RuntimeError):
         env.step_chunk(np.ones((1, 2)))
 

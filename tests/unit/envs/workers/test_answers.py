@@ -61,6 +61,12 @@ def test_an_episode_beyond_its_step_limit():
         checker.chunk(result, 2, steps_before=7)
 
 
+def test_an_episode_may_terminate_with_failure():
+    failure = replace(result_of(1001), terminated=True, truncated=False)
+    assert not failure.success_at_end
+    AnswerChecker(faulty_suite.task(), OPTIONS).chunk(received(failure), len(ACTIONS))
+
+
 def test_rewards_are_free_where_no_range_is_declared():
     task = replace(faulty_suite.task(), reward_range=None)
     AnswerChecker(task, OPTIONS).chunk(faulty_suite.CONTRACT["absurd_reward"](result_of(1007)), 2)
