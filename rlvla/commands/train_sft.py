@@ -84,7 +84,7 @@ def run_sft(
         problems.append(Problem("ema_decay", "contradiction", text))
     demos = None
     try:
-        demos = read_several(run.demos, run.cameras or None)
+        demos = read_several(run.demos, run.cameras or None, dataset_camera=run.dataset_camera)
         if demos.num_rows < launched_world_size():
             shared = f"{demos.num_rows} decisions cannot be shared by {launched_world_size()} ranks"
             text = f"--demos {' '.join(run.demos)}: {shared}; use fewer ranks or more demonstrations"
@@ -110,7 +110,7 @@ def run_sft(
     if problems or demos is None:
         raise ConfigError(problems)
     if launched_rank() == 0:
-        warn_of(demos, run.demos)
+        warn_of(demos, run.demos, run.dataset_camera)
         _warn_of_another_suite(demos, run.pretrain)
     if run.dry_run:
         if launched_rank() == 0:

@@ -16,6 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,11 @@ from rlvla.utils.video import read_video, video_frames
 
 VERSIONS = ("v2.1", "v3.0")
 IMAGE_PREFIX = "observation.images."
+PICTURE_TYPES = ("video", "image")  # dtypes of image features
+DATASET_CAMERA_HELP = (
+    "name of a camera for an image feature of a LeRobot dataset, repeatable (default: the feature's name after "
+    f"`{IMAGE_PREFIX}`, of other features the part after the last dot)"
+)
 STATE, ACTION = "observation.state", "action"
 REWARD, DONE = "next.reward", "next.done"
 # In rollouts written by rlvla: whether image and state of a row are new; other rows repeat those of the last decision.
@@ -76,12 +82,17 @@ def _folder_of(path: str | Path) -> Path | None:
     return None if Path(path).exists() or not is_repo_id(path) else cached_dataset(str(path))
 
 
-def read_lerobot(folder: str | Path, cameras: Sequence[str] | None = None) -> Demonstrations:
+def read_lerobot(
+    folder: str | Path,
+    cameras: Sequence[str] | None = None,
+    camera_names: Mapping[str, str] = MappingProxyType({}),
+) -> Demonstrations:
     """Read a LeRobot dataset.
 
     Args:
         folder: folder of the dataset, or the repository id of one that `cached_dataset` finds.
-        cameras: camera names (after `observation.images.`) in order; default all with three color channels, sorted.
+        cameras: camera names in order; default all with three color channels, sorted.
+        camera_names: image feature -> camera name; default as in `DATASET_CAMERA_HELP`.
 
     Raises:
         ConfigError: the version is not supported, a camera, feature or file is missing, image sizes differ, a row holds
@@ -93,28 +104,29 @@ def read_lerobot(folder: str | Path, cameras: Sequence[str] | None = None) -> De
     require("av", extra="lerobot")
     try:
         admit(folder)
-        return _read(folder, name, read_json(folder / INFO, allow_nan=True), cameras)
+        info = read_json(folder / INFO, allow_nan=True)
+        refuse(folder / INFO, info_problems(info))
+        return _read(folder, name, info, _chosen_cameras(folder, info, cameras, camera_names))
     except (OSError, LookupError, ValueError, TypeError, ArithmeticError, MemoryError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{folder} is not a readable LeRobot dataset ({type(error).__name__}: {error})") from error
 
 
-def _read(folder: Path, name: str, info: dict[str, Any], cameras: Sequence[str] | None) -> Demonstrations:
-    refuse(folder / INFO, info_problems(info))
+def _read(folder: Path, name: str, info: dict[str, Any], chosen: Mapping[str, str]) -> Demonstrations:
+    """Read the episodes; `chosen` maps cameras, in order, to their features."""
     features, origin = info["features"], checked_record(info.get("rlvla", {}), folder / INFO)
-    cameras = _chosen_cameras(folder, info, cameras)
-    keys = [IMAGE_PREFIX + camera for camera in cameras]
+    cameras, keys = list(chosen), list(chosen.values())
     refuse(
         folder / INFO,
         [
             f"{key} is a {features[key]['dtype']} of shape {features[key]['shape']}; expected video or image with "
             "three color channels"
             for key in keys
-            if not _has_colors(features[key]) or features[key]["dtype"] not in ("video", "image")
+            if not _has_colors(features[key]) or features[key]["dtype"] not in PICTURE_TYPES
         ],
     )
-    side = _common_side(folder, cameras, features)
+    side = _common_side(folder, cameras, [features[key] for key in keys])
     env_args = {"task_suite_name": name, **origin, "cameras": cameras, "image_size": side}
     mask = env_args.pop("action_mask", None)
     files = list((_episode_files_v2 if info["codebase_version"] == "v2.1" else _episode_files_v3)(folder, info))
@@ -153,26 +165,56 @@ def _read(folder: Path, name: str, info: dict[str, Any], cameras: Sequence[str] 
     )
 
 
-def _chosen_cameras(folder: Path, info: dict[str, Any], cameras: Sequence[str] | None) -> list[str]:
+def _chosen_cameras(
+    folder: Path, info: dict[str, Any], cameras: Sequence[str] | None, camera_names: Mapping[str, str]
+) -> dict[str, str]:
+    """Camera -> feature of the cameras to read, in order."""
     features = info["features"]
-    recorded = sorted(name.removeprefix(IMAGE_PREFIX) for name in features if name.startswith(IMAGE_PREFIX))
-    colored = [camera for camera in recorded if _has_colors(features[IMAGE_PREFIX + camera])]  # not depth or masks
-    chosen = list(cameras or info.get("rlvla", {}).get("cameras", colored))
+    recorded = _camera_features(folder, features, camera_names)
+    names = {key: camera for camera, key in recorded.items()}
+    colored = [camera for camera, key in sorted(recorded.items()) if _has_colors(features[key])]  # not depth or masks
+    written = [names.get(IMAGE_PREFIX + name, name) for name in info.get("rlvla", {}).get("cameras", ())]
+    chosen = list(cameras or written or colored)
     unknown = [camera for camera in chosen if camera not in recorded]
     if unknown or not chosen:
         missing = ", ".join(unknown) or "with three color channels"
-        raise ConfigError(f"{folder} has no camera {missing}; it has {', '.join(recorded) or 'none'}")
+        raise ConfigError(f"{folder} has no camera {missing}; it has {', '.join(sorted(recorded)) or 'none'}")
     if CHUNK_ROWS in features and "rlvla" in info:
         raise ConfigError(
             f"{folder} holds rollouts with a whole chunk of actions in each row, which is no longer supported; convert "
             "the dumped rollouts again with cli/convert_demos.py"
         )
-    return chosen
+    return {camera: recorded[camera] for camera in chosen}
 
 
-def _common_side(folder: Path, cameras: Sequence[str], features: dict[str, Any]) -> int:
+def _camera_features(folder: Path, features: Mapping[str, Any], camera_names: Mapping[str, str]) -> dict[str, str]:
+    """Camera -> feature of all image features; those in `camera_names` are named by it."""
+    keys = [key for key in features if key.startswith(IMAGE_PREFIX) or features[key]["dtype"] in PICTURE_TYPES]
+    named = [(camera, key) for key, camera in camera_names.items() if key in keys]
+    cameras = dict(named)
+    problems = camera_problems([camera for camera, _ in named], "--dataset_camera") if named else []
+    default = {
+        key: key.removeprefix(IMAGE_PREFIX) if key.startswith(IMAGE_PREFIX) else key.rpartition(".")[2]
+        for key in sorted(keys, key=lambda key: (not key.startswith(IMAGE_PREFIX), key))
+        if key not in camera_names
+    }
+    others = Counter(name for key, name in default.items() if not key.startswith(IMAGE_PREFIX))
+    for key, name in default.items():
+        ambiguous = name in cameras or (not key.startswith(IMAGE_PREFIX) and others[name] > 1)
+        cameras[key if ambiguous else name] = key
+    listed = ", ".join(sorted(keys)) or "none"
+    problems += [
+        f"--dataset_camera {camera}={key}: there is no feature {key}; image features: {listed}"
+        for key, camera in camera_names.items()
+        if key not in keys and camera not in cameras  # another dataset of the command may have it
+    ]
+    refuse(folder / INFO, problems + (camera_problems(list(cameras), "features") if cameras else []))
+    return cameras
+
+
+def _common_side(folder: Path, cameras: Sequence[str], features: Sequence[dict[str, Any]]) -> int:
     """Side of the square images of all cameras in pixels; ConfigError if they differ or are not square."""
-    sizes = {_picture_size(features[IMAGE_PREFIX + camera]) for camera in cameras}
+    sizes = set(map(_picture_size, features))
     if len(sizes) > 1:
         listed = ", ".join(f"{height}x{width}" for height, width in sorted(sizes))
         raise ConfigError(f"{folder}: the cameras {', '.join(cameras)} have images of different sizes: {listed}")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,7 +28,11 @@ T = TypeVar("T")
 _HDF5 = (".hdf5", ".h5")
 
 
-def read_demonstrations(path: str | Path, cameras: Sequence[str] | None = None) -> Demonstrations:
+def read_demonstrations(
+    path: str | Path,
+    cameras: Sequence[str] | None = None,
+    camera_names: Mapping[str, str] = MappingProxyType({}),
+) -> Demonstrations:
     """Read a file written by `DemonstrationWriter`, a LeRobot dataset, or LIBERO demonstrations (`*_demo.hdf5`).
 
     Statistics are computed if there is no `dataset_statistics.json` next to the file.
@@ -36,6 +41,7 @@ def read_demonstrations(path: str | Path, cameras: Sequence[str] | None = None) 
         path: an HDF5 file; a folder with a LeRobot dataset, LIBERO files, or other HDF5 files, which are read as one
             dataset; or the repository id of a LeRobot dataset in a cache of this machine.
         cameras: camera names in order; default all cameras of the file.
+        camera_names: image feature of a LeRobot dataset -> camera name, see `read_lerobot`.
 
     Raises:
         ConfigError: the file is missing, it has another format, it lacks a camera, or its episodes do not fit together
@@ -45,7 +51,7 @@ def read_demonstrations(path: str | Path, cameras: Sequence[str] | None = None) 
     if cameras:
         refuse(path, camera_problems(cameras, "--cameras"))
     if is_lerobot(path):
-        return read_lerobot(path, cameras)
+        return read_lerobot(path, cameras, camera_names)
     files = data_files([path])
     if files != [str(path)]:
         return read_several(files, cameras)
@@ -75,6 +81,31 @@ def not_cached(path: str | Path) -> str:
     places = ", ".join(map(str, cache_folders(str(path))))
     fetch = f"hf download {path} --repo-type dataset"
     return f". No LeRobot dataset of this name is in {places} either; nothing is downloaded, but `{fetch}` does that"
+
+
+def camera_names_of(dataset_camera: Sequence[str], paths: Sequence[str]) -> dict[str, str]:
+    """Image feature -> camera name, from entries `NAME=FEATURE` of the flag.
+
+    Raises:
+        ConfigError: an entry has another form, a feature is named twice, or no path is a LeRobot dataset.
+    """
+    names: dict[str, str] = {}
+    problems = []
+    for entry in dataset_camera:
+        camera, _, feature = entry.partition("=")
+        if not camera or not feature:
+            text = f"--dataset_camera {entry}: write NAME=FEATURE, e.g. top=observation.image"
+            problems.append(Problem("dataset_camera", "invalid_value", text))
+        elif feature in names:
+            text = f"--dataset_camera names the feature {feature} twice"
+            problems.append(Problem("dataset_camera", "duplicate", text))
+        names[feature] = camera
+    if names and not any(map(is_lerobot, paths)):
+        text = "--dataset_camera names features of LeRobot datasets, and the data hold none; leave it out"
+        problems.append(Problem("dataset_camera", "no_effect", text))
+    if problems:
+        raise ConfigError(problems)
+    return names
 
 
 def data_files(paths: Sequence[str | Path]) -> list[str]:
@@ -133,17 +164,19 @@ def read_several(
     paths: Sequence[str],
     cameras: Sequence[str] | None = None,
     *,
+    dataset_camera: Sequence[str] = (),
     same: Sequence[str] = (),
     prepared: Callable[[Demonstrations], Demonstrations] = lambda demos: demos,
 ) -> Demonstrations:
     """Read one or more files as one dataset: `read_parts`, then `joined`."""
-    return joined(read_parts(paths, cameras, same=same, prepared=prepared))
+    return joined(read_parts(paths, cameras, dataset_camera=dataset_camera, same=same, prepared=prepared))
 
 
 def read_parts(
     paths: Sequence[str],
     cameras: Sequence[str] | None = None,
     *,
+    dataset_camera: Sequence[str] = (),
     same: Sequence[str] = (),
     prepared: Callable[[Demonstrations], Demonstrations] = lambda demos: demos,
 ) -> list[Demonstrations]:
@@ -152,6 +185,7 @@ def read_parts(
     Args:
         paths: files or folders that `read_demonstrations` can read; see `data_files` for folders.
         cameras: camera names in order; default all cameras of the first file.
+        dataset_camera: entries `NAME=FEATURE` of the flag, see `camera_names_of`.
         same: further entries of `env_args` that must agree.
         prepared: applied to each file before the files are compared.
 
@@ -165,9 +199,10 @@ def read_parts(
     if not paths:
         problems.append(Problem("demos", "too_few", "--demos names no file"))
     datasets: list[Demonstrations] = []
+    camera_names = camera_names_of(dataset_camera, paths)
     for path in paths:
         try:
-            datasets.append(prepared(read_demonstrations(path, cameras)))
+            datasets.append(prepared(read_demonstrations(path, cameras, camera_names)))
         except ConfigError as error:
             problems += error.problems
     if not problems and len(datasets) > 1:

@@ -20,7 +20,9 @@ _SAME = ("task_suite_name", "image_size", "render_quality")
 _EARLY = 0.5  # in the first half of a successful episode, frames are labeled as "no success yet"
 
 
-def read_outcomes(paths: Sequence[str], cameras: Sequence[str] | None = None) -> Demonstrations:
+def read_outcomes(
+    paths: Sequence[str], cameras: Sequence[str] | None = None, dataset_camera: Sequence[str] = ()
+) -> Demonstrations:
     """Read one or more files of episodes as one dataset.
 
     Dumped rollouts include the observation after the last action; it becomes the last frame of the episode, so that an
@@ -29,7 +31,7 @@ def read_outcomes(paths: Sequence[str], cameras: Sequence[str] | None = None) ->
     Raises:
         ConfigError: as `read_parts`; also if the files differ in suite or rendering.
     """
-    return read_several(paths, cameras, same=_SAME, prepared=_with_last_frames)
+    return read_several(paths, cameras, dataset_camera=dataset_camera, same=_SAME, prepared=_with_last_frames)
 
 
 def _with_last_frames(demos: Demonstrations) -> Demonstrations:

@@ -13,6 +13,7 @@ import pytest
 
 from cli.convert_demos import main as convert
 from cli.train_sft_vla import main as sft
+from cli.view_data import main as view
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.lerobot import read_lerobot
 from rlvla.data.lerobot_writing import _picture_moments, write_lerobot
@@ -207,14 +208,77 @@ def relabelled(folder: Path, shape: list[int], names: list[str] | None) -> Path:
     return folder
 
 
+def with_cameras(folder: Path, *keys: str) -> Path:
+    """`foreign`, whose pictures are stored under these features."""
+    info = json.loads((foreign(folder) / "meta" / "info.json").read_text())
+    described = info["features"].pop("observation.images.front")
+    info["features"] |= dict.fromkeys(keys, described)
+    (folder / "meta" / "info.json").write_text(json.dumps(info))
+    for file in folder.glob("data/*/*.parquet"):
+        table = pq.read_table(file)
+        pictures = table.column("observation.images.front")
+        table = table.drop_columns(["observation.images.front"])
+        for key in keys:
+            table = table.append_column(key, pictures)
+        pq.write_table(table, file)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("keys", "names"),
+    [
+        (["observation.image"], ["image"]),
+        (["image", "wrist_image"], ["image", "wrist_image"]),
+        (["observation.images.front", "observation.wrist"], ["front", "wrist"]),
+        (["observation.images.front", "other.front"], ["front", "other.front"]),
+        (["left.image", "right.image"], ["left.image", "right.image"]),
+    ],
+)
+def test_every_image_feature_is_a_camera(tmp_path: Path, keys: list[str], names: list[str]) -> None:
+    demos = read_lerobot(with_cameras(tmp_path / "kitchen", *keys))
+    assert demos.env_args["cameras"] == names and demos.images[1].shape == (12, len(keys), 32, 32, 3)
+
+
+def test_cameras_can_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = with_cameras(tmp_path / "kitchen", "observation.image", "observation.images.side")
+    names = ["--dataset_camera", "top=observation.image"]
+    convert(["--demos", str(folder), "--output", str(tmp_path / "l"), *names])
+    assert read_demonstrations(tmp_path / "l").env_args["cameras"] == ["side", "top"]
+    convert(
+        ["--demos", str(folder), "--output", str(tmp_path / "h"), "--format", "hdf5", "--cameras", "b", "a", *names[:1]]
+        + ["a=observation.image", "--dataset_camera", "b=observation.images.side"]
+    )
+    back = read_demonstrations(tmp_path / "h" / "demos.hdf5")
+    assert back.env_args["cameras"] == ["b", "a"]
+    # A dataset that lacks the feature, but has a camera of that name, joins one that has it.
+    other = foreign(tmp_path / "other", camera="top")
+    view([str(folder), str(other), *names, "--cameras", "top", "--output", str(tmp_path / "view")])
+    assert "other: episode 1" in (tmp_path / "view" / "view_data.html").read_text()
+    capsys.readouterr()
+
+    def problem(*flags: str, demos: Path = folder) -> str:
+        with pytest.raises(SystemExit, match="2"):
+            convert(["--demos", str(demos), "--output", str(tmp_path / "none"), *flags])
+        return capsys.readouterr().err
+
+    unknown = problem("--dataset_camera", "top=observation.img")
+    assert "no feature observation.img; image features: observation.image, observation.images.side" in unknown
+    assert "write NAME=FEATURE" in problem("--dataset_camera", "observation.image")
+    assert "twice" in problem(*names, "--dataset_camera", "up=observation.image")
+    assert "camera top is named twice" in problem(*names, "--dataset_camera", "top=observation.images.side")
+    assert "not a camera name" in problem("--dataset_camera", "a/b=observation.image")
+    assert "leave it out" in problem(*names, demos=tmp_path / "h" / "demos.hdf5")
+
+
 def test_sft_learns_from_it(tmp_path: Path) -> None:
     sft(
-        ["--demos", str(foreign(tmp_path / "kitchen")), "--save_path", str(tmp_path / "sft"), "--max_epochs", "1"]
+        ["--demos", str(foreign(tmp_path / "kitchen")), "--dataset_camera", "top=observation.images.front"]
+        + ["--save_path", str(tmp_path / "sft"), "--max_epochs", "1"]
         + ["--tiny_vision_dim", "16", "--tiny_llm_dim", "32", "--tiny_llm_layers", "1", "--train_batch_size", "8"]
         + ["--no-use_tensorboard", "--action_chunk_len", "2"]
     )
     record = json.loads((tmp_path / "sft" / "policy" / "rlvla_environment.json").read_text())
-    assert record["task_suite_name"] == "kitchen" and record["image_size"] == 32
+    assert record["task_suite_name"] == "kitchen" and record["image_size"] == 32 and record["cameras"] == ["top"]
     assert record["learned_from"] == [{"suite": "kitchen", "task_id": None, "start": 0, "stop": 0}], "not recorded"
 
 
