@@ -32,6 +32,7 @@ from rlvla.data.validation import DataError
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.splits import train_init_states
 from rlvla.evaluation.demos_page import DemosPage, render_demos_page, spread
+from rlvla.evaluation.pages import NOT_RECORDED
 from rlvla.utils.bars import progress_bar
 from rlvla.utils.cli.flags import arg, range_problems
 from rlvla.utils.errors import ConfigError, MissingExtraError, Problem
@@ -250,7 +251,7 @@ def _replay_findings(path: str, names: Sequence[str], played: Sequence[Repetitio
     findings = []
     lost = [one for one in played if one.recorded and not one.replayed]
     if lost:
-        good = sum(one.recorded for one in played)
+        good = sum(one.recorded is True for one in played)
         text = (
             f"only {good - len(lost)} of {good} successful episodes succeed when their actions are executed again: "
             "actions, initial states, or options of the environment are not those of the recording"
@@ -327,7 +328,7 @@ def _rows(check: Check) -> list[tuple[Any, ...]]:
             part.env_args.get("task_suite_name"),
             len(part.actions),
             part.num_steps,
-            f"{100 * float(np.mean(part.success)):.0f} %",
+            f"{100 * float(np.mean(part.success)):.0f} %" if part.success_recorded else NOT_RECORDED,
             part.actions[0].shape[1],
             "-" if part.proprio is None else part.proprio[0].shape[1],
             "x".join(map(str, part.images[0].shape[2:4])),
@@ -350,7 +351,9 @@ def _as_dict(check: Check) -> dict[str, Any]:
         "files": rows,
         "findings": [asdict(finding) for finding in check.findings],
         "episodes": sum(len(part.actions) for part in check.parts),
-        "success": sum(sum(part.success) for part in check.parts),
+        "success": sum(sum(part.success) for part in check.parts)
+        if all(part.success_recorded for part in check.parts)
+        else None,
         "replayed": [asdict(one) for one in check.replayed],
         "statistics": [str(path) for path in check.written],
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -94,18 +95,20 @@ def _write_hdf5(folder: Path, demos: Demonstrations, control_freq: float | None)
     writer = DemonstrationWriter(folder / "demos.hdf5", demos.env_args, cameras, unnormalized, control_freq)
     try:
         for index, actions in enumerate(demos.actions):
-            rewards = np.zeros(len(actions), np.float32)
-            rewards[-1] = float(demos.success[index])
+            success, rewards = demos.outcome(index), None
             if demos.rewards is not None:
                 rewards = demos.rewards[index]
+            elif success is not None:
+                rewards = np.zeros(len(actions), np.float32)
+                rewards[-1] = float(success)
             task_id, state = demos.init_states[index] if demos.init_states else UNKNOWN_STATE
-            episode = {
+            episode: dict[str, Any] = {
                 "actions": actions,
                 "rewards": rewards,
                 "instruction": demos.instructions[index],
                 "init_state_id": state,
                 "seed": demos.seeds[index] if demos.seeds is not None else 0,
-                "success_at_end": demos.success[index],
+                "success_at_end": success,
                 "images": demos.images[index],
                 "proprio": None if demos.proprio is None else demos.proprio[index],
             }

@@ -125,6 +125,10 @@ def _data_problems(demos: Demonstrations, config: RewardModelConfig, run: Reward
     train, heldout = split_episodes(demos, config.heldout_share, run.seed)
     frames, world = sum(len(demos.images[i]) for i in train), launched_world_size()
     problems, paths = [], " ".join(run.demos)
+    if not demos.success_recorded and config.pairs not in ("return", "rank"):
+        text = f"--demos {paths}: success of the episodes is not recorded, which a reward model is trained on; record"
+        text += " it (`next.success` or `success`), or compare episodes by --pairs return or rank"
+        return [Problem("demos", "mismatch", text)]
     if frames < world:
         text = f"--demos {paths}: {frames} training frames cannot be shared by {world} ranks"
         problems.append(Problem("demos", "too_few_frames", f"{text}; use fewer ranks or more episodes"))

@@ -62,7 +62,7 @@ class Demonstrations:
         proprio: per episode [S, P] float32, or None.
         actions: per episode [S, D] float32.
         instructions: per episode the language instruction.
-        success: per episode whether it ended in success.
+        success: per episode whether it ended in success; assumed where it is not recorded, see `outcome`.
         init_states: per episode (task id, initial state id), or `UNKNOWN_STATE`; empty if none is recorded.
         decision_steps: per episode [S] int, the steps at which images were recorded; None means every step. They begin
             after 0 where an expert took over from a policy.
@@ -74,6 +74,7 @@ class Demonstrations:
         control_freq: environment steps per second; None if not recorded, see `control_frequency`.
         names: per episode its name in the file; None if they have none.
         learned_from: recorded initial states of several files, perhaps of different suites; None: see `init_states`.
+        success_recorded: whether the data say which episodes of all files ended in success.
     """
 
     env_args: dict[str, Any]
@@ -93,6 +94,11 @@ class Demonstrations:
     control_freq: float | None = None
     names: list[str] | None = None
     learned_from: list[LearnedStates] | None = None
+    success_recorded: bool = True
+
+    def outcome(self, episode: int) -> bool | None:
+        """Whether an episode ended in success; None if that is not recorded."""
+        return bool(self.success[episode]) if self.success_recorded else None
 
     @property
     def num_steps(self) -> int:

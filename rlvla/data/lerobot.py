@@ -49,7 +49,7 @@ DATASET_CAMERA_HELP = (
     f"`{IMAGE_PREFIX}`, of other features the part after the last dot)"
 )
 STATE, ACTION = "observation.state", "action"
-REWARD, DONE = "next.reward", "next.done"
+REWARD, DONE, SUCCESS = "next.reward", "next.done", "next.success"
 # In rollouts written by rlvla: whether image and state of a row are new; other rows repeat those of the last decision.
 DECISION = "is_decision"
 CHUNK_ROWS = "steps_executed"  # feature of rollouts with one row per decision
@@ -61,12 +61,13 @@ _BATCH_ROWS, _BATCH_BYTES = 2**16, 2**28  # of a parquet file, read at a time
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 4}  # bytes
 _HALF_A_FRAME = 0.5
 PICTURES = ("PNG", "JPEG", "WEBP")  # Pillow would start Ghostscript for others
-_FLAGS = "decision flags"
+_FLAGS, _SUCCESSES = "decision flags", "successes"
 # Role -> axes and kind of its array.
 _FORMS: dict[str, tuple[tuple[str, ...], str]] = {
     "actions": (("steps", "action dimensions"), "numbers"),
     "proprio": (("steps", "proprio"), "numbers"),
     "rewards": (("steps",), "rewards"),
+    _SUCCESSES: (("steps",), "rewards"),
     _FLAGS: (("steps",), "flags"),
 }
 
@@ -145,6 +146,7 @@ def _read(folder: Path, name: str, info: dict[str, Any], chosen: Mapping[str, st
     assert actions is not None
     if proprio is not None:
         proprio = [states[rows] for states, rows in zip(proprio, rows_with_images)]
+    success = _success(arrays, [value["success"] for value in values], written="rlvla" in info)
     entry = dataset_entry(actions, proprio)
     entry["action"]["mask"] = mask or entry["action"]["mask"]
     refuse(folder / INFO, entry_problems(entry, {"action": actions[0].shape[1]}))
@@ -155,14 +157,37 @@ def _read(folder: Path, name: str, info: dict[str, Any], chosen: Mapping[str, st
         proprio=proprio,
         actions=actions,
         instructions=[value["instruction"] for value in values],
-        success=[value["success"] is not False for value in values],
+        success=success or [True] * len(episodes),
         init_states=[(v["task_id"], v["init_state_id"]) for v in values if v["init_state_id"] is not None],
         decision_steps=decisions,
         rewards=numbers("rewards"),
         seeds=[value["seed"] for value in values] if values[0]["seed"] is not None else None,
         control_freq=float(info["fps"]),
         names=[episode.name for episode in episodes],
+        success_recorded=success is not None,
     )
+
+
+def _success(
+    arrays: Sequence[Mapping[str, StoredArray]], recorded: list[bool | None], *, written: bool
+) -> list[bool] | None:
+    """Success of each episode; None if it is not recorded.
+
+    It is `next.success` of the last row; else whether a row has the reward 1, if all rewards are 0 or 1; else the
+    value `recorded` with the episode. Datasets `written` by rlvla record the last, and rewards of any kind.
+    """
+    first = arrays[0]
+    of_episodes = [value is True for value in recorded] if recorded[0] is not None else None
+    if _SUCCESSES in first:
+        return [bool(episode[_SUCCESSES].values[-1]) for episode in arrays]
+    if written or "rewards" not in first:
+        return of_episodes
+    rewards = [episode["rewards"].values for episode in arrays]
+    return [bool(row.any()) for row in rewards] if all(map(_is_binary, rewards)) else of_episodes
+
+
+def _is_binary(values: np.ndarray) -> bool:
+    return bool(np.isin(values, (0, 1)).all())
 
 
 def _chosen_cameras(
@@ -367,7 +392,8 @@ def _stored_episodes(
 ) -> list[StoredEpisode]:
     """The episodes for `check_episodes`: rows are read, videos are not decoded."""
     features, fps = info["features"], float(info["fps"])
-    columns = {"actions": ACTION, "proprio": STATE, "rewards": REWARD} | ({_FLAGS: DECISION} if "rlvla" in info else {})
+    columns = {"actions": ACTION, "proprio": STATE, "rewards": REWARD, _SUCCESSES: SUCCESS}
+    columns |= {_FLAGS: DECISION} if "rlvla" in info else {}
     columns = {role: name for role, name in columns.items() if name in features}
     videos = {key: _picture_size(features[key]) for key in cameras if features[key]["dtype"] == "video"}
     tables = _Tables(columns.values())
@@ -514,6 +540,9 @@ def _stored_arrays(rows: Mapping[str, Any], columns: Mapping[str, str], problems
             arrays[role] = StoredArray(name, as_array(rows[name], len(axes)) if name in rows else None, axes, kind)
         except ValueError as error:
             problems.append(f"{name} {error}")
+    success = arrays.get(_SUCCESSES)
+    if success is not None and success.array is not None and not _is_binary(success.array):
+        problems.append(f"{SUCCESS} holds other values than true and false")
     flags = arrays.get(_FLAGS)
     if flags is not None and flags.array is not None and flags.array.dtype == bool and flags.array.ndim == 1:
         arrays["decision_steps"] = StoredArray(flags.name, np.flatnonzero(flags.array), ("decisions",), "decisions")

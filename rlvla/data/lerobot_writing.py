@@ -192,7 +192,8 @@ def _table(rows: _Rows, episode: int, first_index: int, task_index: int, fps: fl
 
 def _episode_facts(demos: Demonstrations, index: int, rows: _Rows) -> dict[str, Any]:
     facts = {"episode_index": index, "tasks": [demos.instructions[index]], "length": len(rows.actions)}
-    facts["success"] = demos.success[index]
+    if demos.success_recorded:
+        facts["success"] = demos.success[index]
     if demos.init_states:
         facts |= dict(zip(("task_id", "init_state_id"), demos.init_states[index]))
     if demos.seeds is not None:

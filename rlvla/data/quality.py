@@ -123,6 +123,8 @@ def quality_of_file(demos: Demonstrations, task: TaskSpec | None = None) -> list
 
 
 def _outcomes(demos: Demonstrations) -> list[Finding]:
+    if not demos.success_recorded:
+        return []
     count, good = len(demos.success), sum(demos.success)
     if not good:
         text = f"none of the {count} episodes succeeds: a policy that imitates them fails, too. Correct the expert, the"
@@ -277,7 +279,7 @@ def _repetitions(demos: Demonstrations) -> list[Finding]:
 
 def _recorded(demos: Demonstrations, task: TaskSpec | None) -> list[Finding]:
     """Useful data that are not recorded, mixed suites, and episodes from held-out states."""
-    findings, missing = [], []
+    findings, missing = [], [] if demos.success_recorded else ["success"]
     if demos.proprio is None:
         missing.append("proprio (so shifted actions cannot be detected)")
     if demos.seeds is None or not demos.init_states or UNKNOWN_STATE in demos.init_states:

@@ -251,6 +251,7 @@ def joined(datasets: Sequence[Demonstrations]) -> Demonstrations:
         ranks=_concatenated(datasets, lambda demos: demos.ranks),
         control_freq=first.control_freq,
         names=_concatenated(datasets, lambda demos: demos.names),
+        success_recorded=all(demos.success_recorded for demos in datasets),
         learned_from=[states for demos in datasets for states in demos.states_learned_from],
     )
 

@@ -99,9 +99,10 @@ def play_again(
                     f"{where}: demo_{index} ends after {len(results)} of its {len(demos.actions[index])} recorded "
                     "steps; record it again with this version of the simulator"
                 )
-            if strict and results[-1].success_at_end != demos.success[index]:
+            recorded = demos.outcome(index)
+            if strict and recorded not in (None, results[-1].success_at_end):
                 raise ConfigError(
-                    f"{where}: demo_{index} does not end as recorded (success {demos.success[index]}); record it "
+                    f"{where}: demo_{index} does not end as recorded (success {recorded}); record it "
                     "again with this version of the simulator"
                 )
             yield PlayedEpisode(index, env.task, state, demos.seeds[index], first, results)
@@ -166,13 +167,13 @@ class Repetition:
 
     Attributes:
         index: its number in the dataset.
-        recorded, replayed: success in the recording and in the replay.
+        recorded, replayed: success in the recording (None: not recorded) and in the replay.
         distance: mean difference of the first pictures in gray levels.
         turned: orientation of the recorded pictures against the environment's (`TURNS`), or None.
     """
 
     index: int
-    recorded: bool
+    recorded: bool | None
     replayed: bool
     distance: float
     turned: str | None
@@ -194,4 +195,4 @@ def repetitions(where: str, demos: Demonstrations, episodes: Sequence[int]) -> I
         how = min(turns, key=lambda name: turns[name])
         turned = how if distance > _SAME_PICTURE >= turns[how] else None
         success = played.results[-1].success_at_end
-        yield Repetition(played.index, demos.success[played.index], success, distance, turned)
+        yield Repetition(played.index, demos.outcome(played.index), success, distance, turned)

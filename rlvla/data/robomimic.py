@@ -73,11 +73,13 @@ class DemonstrationWriter:
         demo.attrs["task_id"] = task_id
         demo.attrs["init_state_id"] = episode["init_state_id"]
         demo.attrs["seed"] = str(episode["seed"])
-        demo.attrs["success"] = bool(episode["success_at_end"])
+        if episode["success_at_end"] is not None:
+            demo.attrs["success"] = bool(episode["success_at_end"])
         demo["actions"] = episode["actions"]
         for name, values in episode.get("more", {}).items():
             demo[name] = values
-        demo["rewards"] = episode["rewards"]
+        if episode["rewards"] is not None:
+            demo["rewards"] = episode["rewards"]
         demo["dones"] = np.arange(steps) == steps - 1
         for index, camera in enumerate(self._cameras):
             demo.create_dataset(f"obs/{camera}_image", data=episode["images"][:, index], compression="lzf")
@@ -149,7 +151,7 @@ def read_episodes(
         proprio=_recorded(arrays, "proprio"),
         actions=[episode["actions"].values for episode in arrays],
         instructions=[value["instruction"] for value in values],
-        success=[value["success"] for value in values],
+        success=[value["success"] is not False for value in values],
         init_states=[(value["task_id"], value["init_state_id"]) for value in values],
         decision_steps=_recorded(arrays, "decision_steps"),
         last_images=[np.stack([episode[f"last image {camera}"].array[:] for camera in cameras]) for episode in arrays]
@@ -161,6 +163,7 @@ def read_episodes(
         ranks=[value["rank"] for value in values] if values[0]["rank"] is not None else None,
         control_freq=control_freq,
         names=[episode.name for episode in episodes],
+        success_recorded=values[0]["success"] is not None,
     )
 
 
@@ -199,7 +202,7 @@ def _stored_episode(name: str, group: h5py.Group, cameras: Sequence[str]) -> Sto
     arrays["last_proprio"] = StoredArray(f"{LAST_OBS}/proprio", last_proprio, ("proprio",), optional=True)
     values = {
         "instruction": StoredValue("instruction", attribute(group, "instruction"), "text"),
-        "success": StoredValue("success", attribute(group, "success"), "flag"),
+        "success": StoredValue("success", attribute(group, "success"), "flag", optional=True),
         "task_id": StoredValue("task_id", attribute(group, "task_id"), "number", minimum=0),
         "init_state_id": StoredValue("init_state_id", attribute(group, "init_state_id"), "number", minimum=-1),
         "seed": StoredValue("seed", attribute(group, "seed"), "number", optional=True, minimum=0),

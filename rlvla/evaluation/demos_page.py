@@ -13,7 +13,7 @@ import numpy as np
 
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.quality import ActionFacts, Finding, action_facts, initial_states
-from rlvla.evaluation.pages import COLORS, INK, LABEL_SIZE, Chart, new_figure, render, svg
+from rlvla.evaluation.pages import COLORS, INK, LABEL_SIZE, NOT_RECORDED, Chart, new_figure, render, svg
 from rlvla.utils.video import upright
 
 T = TypeVar("T")
@@ -93,7 +93,7 @@ def _strip(page: DemosPage, demos: Demonstrations, index: int) -> dict[str, Any]
     return {
         "name": page.names[index],
         "instruction": demos.instructions[index],
-        "success": demos.success[index],
+        "success": demos.outcome(index),
         "steps": ", ".join(str(steps[row]) for row in rows),
         "length": len(demos.actions[index]),
         "state": demos.init_states[index] if demos.init_states else None,
@@ -162,7 +162,8 @@ def _length_chart(demos: Demonstrations) -> Chart:
     figure, axes = new_figure("environment steps")
     lengths, success = np.array([len(actions) for actions in demos.actions]), np.array(demos.success, bool)
     bins = np.linspace(lengths.min() - 0.5, lengths.max() + 0.5, min(_BINS, int(np.ptp(lengths)) + 1) + 1)
-    kinds = [("success", success, COLORS[0]), ("no success", ~success, COLORS[1])]
+    kinds = [("success" if demos.success_recorded else "episodes", success, COLORS[0])]
+    kinds.append(("no success", ~success, COLORS[1]))
     kinds = [kind for kind in kinds if kind[1].any()]
     axes.hist(
         [lengths[which] for _, which, _ in kinds],
@@ -198,6 +199,9 @@ def _coverage_charts(page: DemosPage, demos: Demonstrations) -> list[Chart]:
 
 def _instructions(demos: Demonstrations) -> list[tuple[Any, ...]]:
     counts, good = Counter(demos.instructions), Counter(t for t, s in zip(demos.instructions, demos.success) if s)
-    rows = [(text, number, f"{100 * good[text] / number:.0f} %") for text, number in counts.most_common(_MOST_ROWS)]
+    rows = [
+        (text, number, f"{100 * good[text] / number:.0f} %" if demos.success_recorded else NOT_RECORDED)
+        for text, number in counts.most_common(_MOST_ROWS)
+    ]
     rest = len(counts) - len(rows)
     return rows + ([(f"and {rest} more", sum(counts.values()) - sum(row[1] for row in rows), "")] if rest else [])

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlvla.evaluation.pages import COLORS, render
+from rlvla.evaluation.pages import COLORS, outcome_text, render
 from rlvla.utils.errors import require
 
 _SMALLEST, _LARGEST = 160, 240  # pixels: side of a picture on the page
@@ -27,7 +27,7 @@ class ViewedEpisode:
     Attributes:
         name: its name in the file.
         instruction: the language instruction.
-        success: whether it ended in success.
+        success: whether it ended in success; None if that is not recorded.
         frames: camera -> [F, H, W, 3] uint8, top of the scene first.
         frame_steps: [F] steps before which the frames were observed; S for a frame after the last step.
         actions: [S, D].
@@ -38,7 +38,7 @@ class ViewedEpisode:
 
     name: str
     instruction: str
-    success: bool
+    success: bool | None
     frames: Mapping[str, np.ndarray]
     frame_steps: np.ndarray
     actions: np.ndarray
@@ -168,7 +168,7 @@ def write_recording(path: Path, episodes: Sequence[ViewedEpisode], control_freq:
 
     for episode in episodes:
         top = f"/{episode.name.replace('/', '_')}"
-        about = f"{episode.instruction}\n\n{'success' if episode.success else 'no success'}"
+        about = f"{episode.instruction}\n\n{outcome_text(episode.success)}"
         recording.log(f"{top}/about", rr.TextDocument(about), static=True)
         for camera, frames in episode.frames.items():
             for step, frame in zip(episode.frame_steps, frames):

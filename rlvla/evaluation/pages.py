@@ -12,22 +12,29 @@ from typing import Any
 
 COLORS = ("#2f7df6", "#e0563b", "#2f9e5b", "#b07cf0", "#d29a1f", "#1aa7b5", "#e05fa8")  # one per action of an arm
 INK = "#7b8494"  # axes and text of charts; `svg` turns it into the current text color
+NOT_RECORDED = "not recorded"
 LABEL_SIZE, TICK_SIZE = 10.5, 10  # points, in a figure that is shown a little larger than drawn
 
 
 def render(template: str, **values: Any) -> str:
-    """Render a file of `rlvla/evaluation/templates`; its variables are `values`, `table` and `counted`."""
+    """Render a file of `rlvla/evaluation/templates`; its variables: `values`, `table`, `counted`, `outcome_text`."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
         loader=PackageLoader("rlvla.evaluation", "templates"), autoescape=True, undefined=StrictUndefined
     )
-    return environment.get_template(template).render(table=html_table, counted=counted, **values)
+    functions = {"table": html_table, "counted": counted, "outcome_text": outcome_text}
+    return environment.get_template(template).render(**functions, **values)
 
 
 def counted(number: int, noun: str) -> str:
     """For example "3 episodes"."""
     return f"{number} {noun}" + "s" * (number != 1)
+
+
+def outcome_text(success: bool | None) -> str:
+    """The outcome of an episode; None: not recorded."""
+    return {True: "success", False: "no success", None: f"success {NOT_RECORDED}"}[success]
 
 
 def html_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> Any:

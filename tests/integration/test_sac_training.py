@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -378,6 +379,19 @@ def test_demonstrations_that_do_not_fit_are_refused(demos: Path, tmp_path: Path,
         train([*options, *SMALL, "--save_path", str(tmp_path / "run"), "--num_episodes", "8", "--reward", "rm"])
     said = " ".join(capsys.readouterr().err.split())
     assert "what rm would pay for demonstrations is not known" in said and "16" in said
+
+
+def test_demonstrations_without_recorded_success_are_refused(
+    demos: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    copy = Path(shutil.copytree(demos.parent, tmp_path / "demos")) / demos.name
+    with h5py.File(copy, "a") as file:
+        for episode in file["data"].values():
+            del episode.attrs["success"]
+    options = ["--task_suite_name", "toy_reach", "--demos", str(copy), "--read_images", "--image_size", "16"]
+    with pytest.raises(SystemExit):
+        train([*options, *SMALL, "--save_path", str(tmp_path / "run"), "--num_episodes", "8"])
+    assert "success of the episodes is not recorded" in " ".join(capsys.readouterr().err.split())
 
 
 def test_demonstrations_of_another_action_space_are_refused(

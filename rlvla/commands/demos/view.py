@@ -15,6 +15,7 @@ from rlvla.data.replayed_episodes import play_again, replay_problem
 from rlvla.data.robomimic import recorded_rewards
 from rlvla.evaluation.demos_page import shown_episodes
 from rlvla.evaluation.episode_viewer import ViewedEpisode, render_data_page, write_recording
+from rlvla.evaluation.pages import outcome_text
 from rlvla.options import Condition, arg
 from rlvla.utils.bars import progress_bar
 from rlvla.utils.cli.flags import no_effect_problems, range_problems
@@ -103,7 +104,8 @@ def run_view(config: ViewConfig) -> Path:
     freq = control_frequency(demos)
     page = Path(config.output) / PAGE_FILE
     page.parent.mkdir(parents=True, exist_ok=True)
-    subtitle = f"{len(chosen)} of {count} episodes, {sum(demos.success)} of all successful"
+    successful = f"{sum(demos.success)} of all successful" if demos.success_recorded else outcome_text(None)
+    subtitle = f"{len(chosen)} of {count} episodes, {successful}"
     html = render_data_page(" ".join(config.demos), subtitle, viewed, config.max_frames, freq)
     write_atomic(page, html.encode(errors="replace"))
     if config.rerun is not None:
@@ -157,7 +159,7 @@ def _episode(part: Demonstrations, index: int, flipped: bool, rewards: dict[str,
     return ViewedEpisode(
         name="",
         instruction=part.instructions[index],
-        success=bool(part.success[index]),
+        success=part.outcome(index),
         frames={camera: images[:, position] for position, camera in enumerate(part.env_args["cameras"])},
         frame_steps=at,
         actions=part.actions[index],

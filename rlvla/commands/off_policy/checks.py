@@ -275,6 +275,9 @@ def _demonstrations(
     if len(demos.actions) < launched_world_size():
         text = f"--demos {path}: {len(demos.actions)} episodes are fewer than the {launched_world_size()} ranks"
         problems.append(Problem("demos", "too_few", text))
+    if not demos.success_recorded:
+        text = f"--demos {path}: success of the episodes is not recorded, for which demonstrations are rewarded"
+        problems.append(Problem("demos", "mismatch", text))
     if not any(demos.success):
         text = f"--demos {path}: none of the episodes ended in success, and nothing else of their rewards is known"
         problems.append(Problem("demos", "mismatch", text))

@@ -239,7 +239,7 @@ class SFTTrainer:
                 baselines,
                 kept=self._kept[0] if self._kept else None,
                 seconds=seconds,
-                demonstrated=(sum(demos.success), len(demos.success)),
+                demonstrated=(sum(demos.success), len(demos.success)) if demos.success_recorded else None,
                 image_size=demos.images[0].shape[2],
                 parameters=self._parameters,
                 attempts=attempts,

@@ -44,7 +44,7 @@ class Facts:
         baselines: of the training rows and, if any, of the held-out rows.
         kept: the measurement of the exported policy, if it is not the last one.
         seconds: duration of training.
-        demonstrated: (successful, all) episodes of the demonstrations.
+        demonstrated: (successful, all) episodes of the demonstrations; None if success is not recorded.
         image_size: side of the images in pixels.
         parameters: number of parameters of the policy.
         attempts: (successes, attempts) at each initial state, with sampled actions; () without any.
@@ -55,7 +55,7 @@ class Facts:
     baselines: tuple[Baselines, Baselines | None] = (Baselines(), None)
     kept: Measurement | None = None
     seconds: float = 0.0
-    demonstrated: tuple[int, int] = (0, 0)
+    demonstrated: tuple[int, int] | None = (0, 0)
     image_size: int = 0
     parameters: int = 0
     attempts: tuple[tuple[int, int], ...] = ()
@@ -92,7 +92,7 @@ def judge(facts: Facts) -> Verdict:
     if not facts.measurements:
         return Verdict(tuple(about_rl), (), rl)
     final = facts.kept or facts.measurements[-1]
-    successes, episodes = facts.demonstrated
+    successes, episodes = facts.demonstrated or (0, 0)
     expert = final.success is not None and bool(episodes) and final.success.high >= successes / episodes
     sentences = []
     if final.success is not None and episodes:
@@ -101,6 +101,11 @@ def judge(facts: Facts) -> Verdict:
             f"Expert: {final.success} of {final.success.n} episodes from new initial states succeed, "
             f"{percent(successes / episodes)} of the {episodes} demonstrations: "
             + ("the policy reaches the level of its demonstrations." if expert else f"{gap:.0f} points are missing.")
+        )
+    elif final.success is not None and facts.demonstrated is None:
+        sentences.append(
+            f"Expert: {final.success} of {final.success.n} episodes from new initial states succeed; success of the "
+            "demonstrations is not recorded."
         )
     sentences += _kept(facts)
     learned, about_fit = _fit(final, facts.baselines)

@@ -66,8 +66,8 @@ def demos(monkeypatch: pytest.MonkeyPatch) -> Demonstrations:
         success=[True, True, False, False],
         init_states=[(0, state) for state in range(episodes)],
     )
-    monkeypatch.setattr(train_sft, "read_several", lambda *_: recorded)
-    monkeypatch.setattr(train_reward_model, "read_outcomes", lambda *_: recorded)
+    monkeypatch.setattr(train_sft, "read_several", lambda *_, **__: recorded)
+    monkeypatch.setattr(train_reward_model, "read_outcomes", lambda *_, **__: recorded)
     monkeypatch.setattr(train_sft, "warn_of", lambda *_: None)
     return recorded
 

@@ -11,13 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cli.check_demos import main as check_demos
 from cli.convert_demos import main as convert
+from cli.train_rm_vla import main as train_rm
 from cli.train_sft_vla import main as sft
 from cli.view_data import main as view
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.lerobot import read_lerobot
 from rlvla.data.lerobot_writing import _picture_moments, write_lerobot
-from rlvla.data.reading import read_demonstrations
+from rlvla.data.reading import read_demonstrations, read_several
 from rlvla.utils.errors import ConfigError
 
 pa = pytest.importorskip("pyarrow", reason="LeRobot datasets need the extra rlvla[lerobot]")
@@ -172,7 +174,7 @@ def foreign(folder: Path, *, size: tuple[int, int] = (32, 32), camera: str = "fr
 def test_a_dataset_recorded_elsewhere(tmp_path: Path) -> None:
     demos = read_lerobot(foreign(tmp_path / "kitchen"))
     assert demos.env_args == {"image_size": 32, "task_suite_name": "kitchen", "cameras": ["front"]}
-    assert demos.instructions == ["task 0", "task 1"] and demos.success == [True, True] and demos.init_states == []
+    assert demos.instructions == ["task 0", "task 1"] and not demos.success_recorded and demos.init_states == []
     assert demos.images[0].shape == (12, 1, 32, 32, 3) and demos.images[1][5, 0, 0, 0, 0] == 100
     assert demos.actions[1][6].tolist() == [0.5, -0.5, 1.0]
     assert demos.statistics["kitchen"]["num_trajectories"] == 2
@@ -268,6 +270,89 @@ def test_cameras_can_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "camera top is named twice" in problem(*names, "--dataset_camera", "top=observation.images.side")
     assert "not a camera name" in problem("--dataset_camera", "a/b=observation.image")
     assert "leave it out" in problem(*names, demos=tmp_path / "h" / "demos.hdf5")
+
+
+def with_columns(folder: Path, columns: dict[str, list[list[float]]], **values: list[bool]) -> Path:
+    """The same episodes with these columns, a list of rows for each episode, and values of each episode."""
+    path = folder / "meta" / "info.json"
+    info = json.loads(path.read_text())
+    info["features"] |= {name: {"dtype": "float32", "shape": [1], "names": None} for name in columns}
+    path.write_text(json.dumps(info))
+    for episode, file in enumerate(sorted(folder.glob("data/*/*.parquet"))):
+        table = pq.read_table(file)
+        for name, rows in columns.items():
+            cells = [rows[episode][frame] for frame in table["frame_index"].to_pylist()]
+            table = table.append_column(name, pa.array(cells))
+        pq.write_table(table, file)
+    path = folder / "meta" / "episodes.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for name, recorded in values.items():
+        lines = [line | {name: value} for line, value in zip(lines, recorded)]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return folder
+
+
+NEVER, LAST, ONCE, DENSE = [0] * 12, [0] * 11 + [1], [0] * 5 + [1] + [0] * 6, [0.1 * i for i in range(12)]
+FLAGS = [[bool(value) for value in rows] for rows in (LAST, ONCE)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "recorded", "success"),
+    [
+        ({"next.success": FLAGS, "next.reward": [NEVER, LAST]}, [False, True], [True, False]),  # at the end
+        ({"next.success": [LAST, NEVER]}, None, [True, False]),
+        ({"next.reward": [NEVER, ONCE]}, [True, True], [False, True]),
+        ({"next.reward": [DENSE, LAST]}, [False, True], [False, True]),  # of any size: no success
+        ({"next.reward": [DENSE, LAST]}, None, None),
+        ({}, [False, True], [False, True]),
+        ({}, None, None),
+    ],
+)
+def test_success_is_read_from_rows_then_rewards_then_episodes(
+    tmp_path: Path, columns: dict, recorded: list[bool] | None, success: list[bool] | None
+) -> None:
+    values = {} if recorded is None else {"success": recorded}
+    demos = read_lerobot(with_columns(foreign(tmp_path / "kitchen"), columns, **values))
+    assert [demos.outcome(index) for index in range(2)] == (success or [None, None])
+
+
+def test_a_success_between_true_and_false_is_refused(tmp_path: Path) -> None:
+    folder = with_columns(foreign(tmp_path / "kitchen"), {"next.success": [LAST, [0.5] * 12]})
+    with pytest.raises(ConfigError, match="episode 1: next.success holds other values than true and false"):
+        read_lerobot(folder)
+
+
+def test_own_rewards_do_not_tell_success(tmp_path: Path) -> None:
+    """A reward machine may pay 1 for a step on the way."""
+    demos = read_lerobot(with_columns(foreign(tmp_path / "kitchen"), {"next.reward": [ONCE, NEVER]}))
+    demos.success = [False, True]
+    write_lerobot(tmp_path / "own", demos, 10.0)
+    assert read_lerobot(tmp_path / "own").success == [False, True]
+
+
+def test_unrecorded_success_stays_unrecorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = foreign(tmp_path / "kitchen")
+    with pytest.raises(SystemExit):
+        check_demos([str(folder), "--output", str(tmp_path / "check")])
+    shown = capsys.readouterr().out
+    assert (
+        "not recorded" in shown.splitlines()[2] and "100 %" not in shown and "optional, not recorded: success" in shown
+    )
+    page = (tmp_path / "check" / "check_demos.html").read_text()
+    assert "success not recorded" in page and "2 successful" not in page and "100 %" not in page
+    assert json.loads((tmp_path / "check" / "check_demos.json").read_text())["success"] is None
+    view([str(folder), "--output", str(tmp_path / "view")])
+    page = (tmp_path / "view" / "view_data.html").read_text()
+    assert "2 of 2 episodes, success not recorded" in page and ">success<" not in page
+    convert(["--demos", str(folder), "--output", str(tmp_path / "l")])
+    convert(["--demos", str(tmp_path / "l"), "--output", str(tmp_path / "h"), "--format", "hdf5"])
+    back = read_demonstrations(tmp_path / "h" / "demos.hdf5")
+    assert not back.success_recorded and back.rewards is None
+    told = with_columns(foreign(tmp_path / "told"), {}, success=[True, True])
+    assert not read_several([str(folder), str(told)]).success_recorded
+    with pytest.raises(SystemExit, match="2"):
+        train_rm(["--demos", str(folder), "--save_path", str(tmp_path / "rm")])
+    assert "success of the episodes is not recorded" in capsys.readouterr().err
 
 
 def test_sft_learns_from_it(tmp_path: Path) -> None:

@@ -64,6 +64,15 @@ def test_nothing_is_missing_at_the_level_of_the_demonstrations() -> None:
     assert poor.missing == ("epochs",) and any("65 points" in s for s in poor.sentences)
 
 
+def test_unrecorded_success_of_the_demonstrations_is_named() -> None:
+    verdict = judge(facts(SETTLED, offset(SETTLED, 1.5), success=19, demonstrated=None))
+    assert (
+        "episodes from new initial states succeed; success of the demonstrations is not recorded."
+        in (verdict.sentences[0])
+    )
+    assert verdict.missing == ("data",) and "level of its demonstrations" not in " ".join(verdict.sentences)
+
+
 def test_losses_that_may_be_negative_and_any_unit_give_the_same_conclusion() -> None:
     for scale, shift in ((0.01, 0.0), (1.0, -50.0), (1000.0, 3.0)):
         for losses, gap, missing in ((FALLING, 0.0, ("epochs",)), (SETTLED, 1.5, ("data",))):
