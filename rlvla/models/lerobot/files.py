@@ -28,11 +28,12 @@ from rlvla.models.lerobot.processors import (
     OLD_PREFIXES,
     POSTPROCESSOR,
     PREPROCESSOR,
-    STATE_FILES,
+    RELATIVE,
     TOKENIZER_NAME,
     Processors,
     new_pipelines,
     read_processors,
+    state_files,
     statistics_tensors,
     tokenizer_settings,
 )
@@ -173,14 +174,19 @@ class LeRobotFiles(ABC):
         text = tokenizer_settings(config.tokenizer_name, self.tokenizer.max_length, self.tokenizer.padding)
         inputs, outputs = features_json(config.features.inputs), features_json(config.features.outputs)
         raw = {**self.config.to_json(), "input_features": inputs, "output_features": outputs, "empty_cameras": 0}
+        relative = self.processors.steps.get(RELATIVE)
+        if relative is not None:  # the names are of the other data's actions
+            relative = {**relative, "action_names": None}
+            raw |= {"action_feature_names": None}
+        pipelines = new_pipelines(config, {**text, **self.processors.text}, relative=relative)
         left_out = _OF_OTHER_DATA | set(self.processors.state_files)
         tensors = self.folder.read_tensors()
         write_folder(
             target,
             {name: tensor for name, tensor in tensors.items() if not name.startswith(OLD_PREFIXES)},
             companions={name: data for name, data in self.folder.companions.items() if name not in left_out},
-            contents={CONFIG_FILE: raw, **new_pipelines(config, {**text, **self.processors.text})},
-            states=dict.fromkeys(STATE_FILES, self.new_statistics(facts)),
+            contents={CONFIG_FILE: raw, **pipelines},
+            states=dict.fromkeys(state_files(pipelines), self.new_statistics(facts)),
             metadata=self.folder.metadata,
         )
 

@@ -37,19 +37,16 @@ from rlvla.utils.errors import ConfigError, Problem, collected
 PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.json"
 NORMALIZER, UNNORMALIZER, TOKENIZER = "normalizer_processor", "unnormalizer_processor", "tokenizer_processor"
 TOKENIZER_NAME = "tokenizer_name"
-# Steps that leave the numbers alone.
 _MOST_STEPS = 64  # of a pipeline
+# Steps that leave the numbers alone.
 _NEUTRAL = {"rename_observations_processor", "to_batch_processor", "device_processor"}
+# Actions relative to the state (LeRobot >= 0.5.1), supported only with `enabled: false`.
+RELATIVE, ABSOLUTE = "relative_actions_processor", "absolute_actions_processor"
 # Prefixes of the statistics in folders written before LeRobot 0.4.
 OLD_PREFIXES = ("normalize_inputs.buffer_", "normalize_targets.buffer_", "unnormalize_outputs.buffer_")
 _Statistics = dict[str, dict[str, np.ndarray]]
 _without_statistics = ContextVar("without_statistics", default=False)
 EPSILON = 1e-8
-# State files of a folder that rlvla writes.
-STATE_FILES = (
-    f"policy_preprocessor_step_5_{NORMALIZER}.safetensors",
-    f"policy_postprocessor_step_0_{UNNORMALIZER}.safetensors",
-)
 
 
 @contextmanager
@@ -229,7 +226,10 @@ def read_processors(folder: Path, config: LeRobotConfig) -> tuple[Processors, li
     features = config.features
     problems: list[Problem] = []
     pipelines: list[list[Step]] = []
-    supported_steps = {PREPROCESSOR: {NORMALIZER, TOKENIZER, config.text_step}, POSTPROCESSOR: {UNNORMALIZER}}
+    supported_steps = {
+        PREPROCESSOR: {NORMALIZER, TOKENIZER, RELATIVE, config.text_step},
+        POSTPROCESSOR: {UNNORMALIZER, ABSOLUTE},
+    }
     for name, supported in supported_steps.items():
         path = folder / name
         steps = collected(problems, partial(_read_steps, path, supported | _NEUTRAL)) if path.exists() else None
@@ -277,6 +277,9 @@ def _read_steps(path: Path, supported: set[str]) -> list[Step]:
         elif name not in supported:
             text = f"{where} is {name}, which is not supported; supported are {', '.join(sorted(supported))}"
             problems.append(Problem(None, "mismatch", text))
+        elif name in (RELATIVE, ABSOLUTE) and config.get("enabled", False) is not False:
+            text = f"{where}, {name}, is enabled: actions relative to the state are not supported"
+            problems.append(Problem(None, "mismatch", f"{text}; use a policy trained on absolute actions"))
         else:
             try:
                 if state_file is not None:
@@ -408,27 +411,28 @@ def tokenizer_settings(name: str, max_length: int, padding: str) -> dict[str, An
     return {**text, "truncation": True, TOKENIZER_NAME: name}
 
 
-def new_pipelines(config: LeRobotConfig, tokenizer: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Both pipelines of a new folder with the state files `STATE_FILES`, as LeRobot 0.4 writes them.
+def new_pipelines(
+    config: LeRobotConfig, tokenizer: Mapping[str, Any], *, relative: Mapping[str, Any] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Both pipelines of a new folder, in LeRobot's order.
 
     Args:
         config: of the policy.
         tokenizer: settings of the tokenizer step.
+        relative: settings of the disabled step `RELATIVE`; None: without the steps of LeRobot 0.5.1.
 
     Returns:
         File name -> content.
     """
     features = config.features
     norm = {"eps": EPSILON, "norm_map": dict(config.normalization_mapping)}
-    normalizer = {
+    normalizer: dict[str, Any] = {
         "registry_name": NORMALIZER,
         "config": {**norm, "features": features_json(features.all)},
-        "state_file": STATE_FILES[0],
     }
-    unnormalizer = {
+    unnormalizer: dict[str, Any] = {
         "registry_name": UNNORMALIZER,
         "config": {**norm, "features": features_json(features.outputs)},
-        "state_file": STATE_FILES[1],
     }
     device = {"registry_name": "device_processor", "config": {"device": "cpu", "float_dtype": None}}
     before = [
@@ -438,8 +442,21 @@ def new_pipelines(config: LeRobotConfig, tokenizer: Mapping[str, Any]) -> dict[s
         {"registry_name": TOKENIZER, "config": dict(tokenizer)},
         device,
     ]
-    before.insert(2 if config.state_in_prompt else len(before), normalizer)
+    after = [unnormalizer, device]
+    place = 2 if config.state_in_prompt else len(before)
+    before.insert(place, normalizer)
+    if relative is not None:
+        before.insert(place, {"registry_name": RELATIVE, "config": dict(relative)})
+        after.insert(1, {"registry_name": ABSOLUTE, "config": {"enabled": False}})
+    for name, step, steps in (("preprocessor", normalizer, before), ("postprocessor", unnormalizer, after)):
+        number = steps.index(step)
+        step["state_file"] = f"policy_{name}_step_{number}_{step['registry_name']}.safetensors"
     return {
         PREPROCESSOR: {"name": "policy_preprocessor", "steps": before},
-        POSTPROCESSOR: {"name": "policy_postprocessor", "steps": [unnormalizer, device]},
+        POSTPROCESSOR: {"name": "policy_postprocessor", "steps": after},
     }
+
+
+def state_files(pipelines: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """State files that the steps of both pipelines name."""
+    return [step["state_file"] for pipeline in pipelines.values() for step in pipeline["steps"] if "state_file" in step]

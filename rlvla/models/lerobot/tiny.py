@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rlvla.models.lerobot.config import Features, LeRobotConfig, features_json
 from rlvla.models.lerobot.folder import CONFIG_FILE, write_folder
-from rlvla.models.lerobot.processors import STATE_FILES, new_pipelines, statistics_tensors, tokenizer_settings
+from rlvla.models.lerobot.processors import new_pipelines, state_files, statistics_tensors, tokenizer_settings
 
 
 def new_config(family: str, features: Features, *, mode: str, chunk_size: int, **settings: Any) -> dict[str, Any]:
@@ -63,8 +63,11 @@ def write_new(
     """
     states = statistics_tensors(statistics, config.normalization_mapping["ACTION"])
     tokenizer = tokenizer_settings(config.tokenizer_name, config.tokenizer_max_length, padding)
-    contents = {CONFIG_FILE: config.raw, **new_pipelines(config, tokenizer), **files}
-    write_folder(folder, tensors, companions={}, contents=contents, states=dict.fromkeys(STATE_FILES, states))
+    pipelines = new_pipelines(config, tokenizer)
+    contents = {CONFIG_FILE: config.raw, **pipelines, **files}
+    write_folder(
+        folder, tensors, companions={}, contents=contents, states=dict.fromkeys(state_files(pipelines), states)
+    )
 
 
 @torch.no_grad()

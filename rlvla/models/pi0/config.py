@@ -149,6 +149,7 @@ class Pi0Config(LeRobotConfig):
         action_expert_variant: sizes of the action expert.
         image_resolution: height and width of the network's images.
         num_inference_steps: denoising steps.
+        use_relative_actions: actions relative to the state, which are not supported.
     """
 
     steps_name: ClassVar[str] = "num_inference_steps"
@@ -161,6 +162,7 @@ class Pi0Config(LeRobotConfig):
     num_inference_steps: int = 10
     freeze_vision_encoder: bool = False
     train_expert_only: bool = False
+    use_relative_actions: bool = False
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any], where: Path) -> Pi0Config:
@@ -182,6 +184,8 @@ class Pi0Config(LeRobotConfig):
         for name, values in variants.items():
             if getattr(self, name) not in values:
                 yield f"{name} is {getattr(self, name)!r}; known: {', '.join(values)}"
+        if self.use_relative_actions:
+            yield "use_relative_actions is true, which is not supported; use a policy trained on absolute actions"
 
     @property
     def text_step(self) -> str:

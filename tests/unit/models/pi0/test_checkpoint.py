@@ -14,13 +14,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rlvla.models.lerobot.new import NewPolicyFacts
 from rlvla.models.pi0.checkpoint import EXPERT_HEAD, HEAD, Pi0Files, check_pi0, prompts_with_states, state_in_bins
 from rlvla.models.pi0.config import PALIGEMMA
 from rlvla.models.pi0.network import VLM
 from rlvla.utils.errors import ConfigError
 from tests.support.lerobot_cases import edit, resave
 
-from .conftest import build
+from .conftest import NEW_KEYS, STATISTICS, build
 
 WEIGHTS = "model.safetensors"
 EMBEDDING = f"{VLM}model.language_model.embed_tokens.weight"
@@ -47,6 +48,57 @@ def test_changed_weights_are_written_and_nothing_else(checkpoint: Pi0Files, tmp_
     for path in source.rglob("*"):
         if path.is_file() and path.name != WEIGHTS:
             assert path.read_bytes() == (tmp_path / "new" / path.relative_to(source)).read_bytes()
+
+
+def test_disabled_relative_actions_are_kept(lerobot_06: Path, tmp_path: Path) -> None:
+    """LeRobot >= 0.5.1 writes their steps and settings into every folder."""
+    checkpoint = check_pi0(lerobot_06)
+    checkpoint.save(tmp_path / "copy", checkpoint.load_network().state_dict())
+    for path in lerobot_06.rglob("*"):
+        if path.is_file() and path.name != WEIGHTS:
+            assert path.read_bytes() == (tmp_path / "copy" / path.relative_to(lerobot_06)).read_bytes()
+    assert NEW_KEYS.items() <= json.loads((tmp_path / "copy" / "config.json").read_text()).items()
+
+
+def test_other_data_keeps_the_steps_of_relative_actions(lerobot_06: Path, tmp_path: Path) -> None:
+    before = check_pi0(lerobot_06)
+    statistics = {"proprio": STATISTICS["observation.state"], "action": STATISTICS["action"]}
+    before.refit(tmp_path / "new", NewPolicyFacts(["push"], statistics, "pushes", ("front",), 24, 3, 3, 2))
+    check_pi0(tmp_path / "new")
+    place = 3 if before.config.state_in_prompt else 6
+    for name, number, step in (("pre", place, "normalizer"), ("post", 0, "unnormalizer")):
+        steps, old = (
+            json.loads((folder / f"policy_{name}processor.json").read_text())["steps"]
+            for folder in (tmp_path / "new", lerobot_06)
+        )
+        assert [s["registry_name"] for s in steps] == [s["registry_name"] for s in old]
+        assert steps[number]["state_file"] == f"policy_{name}processor_step_{number}_{step}_processor.safetensors"
+    relative = before.processors.steps["relative_actions_processor"] | {"action_names": None}
+    assert check_pi0(tmp_path / "new").processors.steps["relative_actions_processor"] == relative
+    config = json.loads((tmp_path / "new" / "config.json").read_text())
+    assert (NEW_KEYS | {"action_feature_names": None}).items() <= config.items()
+
+
+@pytest.mark.parametrize(
+    ("file", "step"),
+    [
+        ("policy_preprocessor.json", "relative_actions_processor"),
+        ("policy_postprocessor.json", "absolute_actions_processor"),
+        ("config.json", "use_relative_actions"),
+    ],
+)
+def test_relative_actions_are_refused(file: str, step: str, lerobot_06: Path) -> None:
+    def enable(content: dict[str, Any]) -> None:
+        for entry in content.get("steps", ()):
+            if entry["registry_name"] == step:
+                entry["config"]["enabled"] = True
+        if step in content:
+            content[step] = True
+
+    edit(lerobot_06 / file, enable)
+    with pytest.raises(ConfigError, match=f"{file}.*{step}.*not supported") as error:
+        check_pi0(lerobot_06)
+    assert len(error.value.problems) == 1
 
 
 def test_settings_of_a_run_are_written(checkpoint: Pi0Files, tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def test_a_vlm_in_the_local_cache(built: Path, tmp_path: Path, monkeypatch: pyte
 
 
 def _newer_step(folder: Path) -> None:
-    new = {"registry_name": "relative_actions_processor", "config": {}}
+    new = {"registry_name": "relative_actions_processor", "config": {"enabled": True}}
     edit(folder / "policy_preprocessor.json", lambda c: c["steps"].append(new))
 
 
