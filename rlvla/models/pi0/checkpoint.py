@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from rlvla.models.lerobot.files import LeRobotFiles, on_meta, read_parts, read_tokenizer, tensor_shapes
@@ -23,7 +24,7 @@ from rlvla.utils.errors import ConfigError, Problem, collected
 # LeRobot pads images with -1 before it maps [0, 1] to [-1, 1].
 IMAGE_PADDING = -1.0
 _EMBEDDING = f"{VLM}model.language_model.embed_tokens.weight"
-# The heads for words: the first shares the weights of the embedding, the second is never used.
+# The heads for words, which are never used; in files before LeRobot 0.5 the first is the embedding, under its name alone.
 HEAD, EXPERT_HEAD = f"{VLM}lm_head.weight", "model.paligemma_with_expert.gemma_expert.lm_head.weight"
 _EXPERT_NORMS = re.compile(r"model\.paligemma_with_expert\.gemma_expert\.model\..*norm\.weight")
 _STATE_DIM = 32  # in the prompt of pi0.5, the default of the pipeline's step
@@ -53,11 +54,13 @@ class Pi0Files(LeRobotFiles):
     Attributes:
         sizes: of the network.
         prompt_state_dim: numbers of the state in the prompt of pi0.5.
+        tied_head: name in the file of the head for words, if it equals the embedding there.
     """
 
     config: Pi0Config
     sizes: Sizes
     prompt_state_dim: int
+    tied_head: str | None
 
     def image_tokens(self) -> tuple[int, int]:
         """See `LeRobotFiles.image_tokens`."""
@@ -88,9 +91,9 @@ class Pi0Files(LeRobotFiles):
         return on_meta(Pi0Network, self.config, self.sizes)
 
     def file_tensors(self, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `LeRobotFiles.file_tensors`; the head for words equals the embedding."""
-        tied = [name for name in self.extras if _network_name(name, self.config) in (HEAD, _EMBEDDING)]
-        return super().file_tensors(state_dict) | {name: state_dict[_EMBEDDING].clone() for name in tied}
+        """See `LeRobotFiles.file_tensors`; a head for words that equalled the embedding stays equal to it."""
+        tensors = super().file_tensors(state_dict)
+        return tensors if self.tied_head is None else tensors | {self.tied_head: state_dict[_EMBEDDING].clone()}
 
 
 def check_pi0(path: str | Path) -> Pi0Files:
@@ -132,15 +135,18 @@ def check_pi0(path: str | Path) -> Pi0Files:
     problems += [Problem(None, "invalid_file", text) for text in texts]
     if problems or folder is None or sizes is None or tokenizer is None:
         raise ConfigError(problems)
+    extras = folder.other_tensors(names.values())
+    tied_head = _tied_head(folder, config, names[_EMBEDDING], extras)
     return Pi0Files(
         folder=folder,
         config=config,
         processors=processors,
         tokenizer=tokenizer,
         names=names,
-        extras=folder.other_tensors(names.values()),
+        extras={name: tensor for name, tensor in extras.items() if name != tied_head},
         sizes=sizes,
         prompt_state_dim=prompt_state_dim,
+        tied_head=tied_head,
     )
 
 
@@ -169,14 +175,22 @@ def _match(folder: LeRobotFolder, config: Pi0Config, sizes: Sizes) -> tuple[dict
         expected.pop(HEAD if HEAD not in stored else _EMBEDDING)
     problems = tensor_problems(folder.path / WEIGHTS_FILE, expected, stored)
     names.pop(EXPERT_HEAD, None)
-    # With both, LeRobot reads the embedding first and overwrites it.
+    # With both, LeRobot >= 0.5 reads the embedding; full fine-tuning leaves the head behind.
     head = names.pop(HEAD, None)
     if head is not None:
-        names[_EMBEDDING] = head
+        names.setdefault(_EMBEDDING, head)
     return names, problems
 
 
+def _tied_head(folder: LeRobotFolder, config: Pi0Config, embedding: str, extras: Mapping[str, Tensor]) -> str | None:
+    """Name of the head for words among the further tensors of a file if it equals the tensor `embedding`."""
+    head = next((name for name in extras if _network_name(name, config) == HEAD), None)
+    if head is None or folder.dtypes[head] != folder.dtypes[embedding]:
+        return None
+    return head if torch.equal(extras[head], folder.read_tensors([embedding])[embedding]) else None
+
+
 def file_shapes(config: Pi0Config, sizes: Sizes) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every tensor of LeRobot's class; `HEAD` shares its weights with the embedding."""
+    """Name -> shape of every tensor of LeRobot's class; before 0.5, `HEAD` shares its weights with the embedding."""
     heads = {HEAD: (sizes.vocabulary, sizes.vlm.width), EXPERT_HEAD: (sizes.vocabulary, sizes.expert.width)}
     return {**tensor_shapes(on_meta(Pi0Network, config, sizes)), **heads}

@@ -142,6 +142,20 @@ def test_tied_and_unused_heads(folder: Path, tmp_path: Path) -> None:
         assert torch.equal(copy[EXPERT_HEAD], extra)
 
 
+def test_the_embedding_is_read_and_a_stale_head_kept(folder: Path, tmp_path: Path) -> None:
+    """LeRobot >= 0.5 stores both; full fine-tuning trains the embedding alone."""
+    embedding = torch.randn(512, 32)
+    resave(folder / WEIGHTS, lambda t: t.update({EMBEDDING: embedding}))
+    checkpoint = check_pi0(folder)
+    state = checkpoint.load_network().state_dict()
+    assert torch.equal(state[EMBEDDING], embedding)
+    before = load_file(str(folder / WEIGHTS))
+    checkpoint.save(tmp_path / "copy", state | {EMBEDDING: embedding + 1})
+    after = load_file(str(tmp_path / "copy" / WEIGHTS))
+    assert after.keys() == before.keys()
+    assert torch.equal(after[EMBEDDING], embedding + 1) and torch.equal(after[HEAD], before[HEAD])
+
+
 @pytest.mark.parametrize("family", ["pi0", "pi05"])
 def test_names_of_converted_files(family: str, pi0_folder: Path, pi05_folder: Path, tmp_path: Path) -> None:
     """Without `model.`, with the other type's name for the time's MLP, and with tensors that pi0.5 does not have."""
