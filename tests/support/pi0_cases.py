@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import save_file
 
 from rlvla.models.lerobot.config import Feature, Features
-from rlvla.models.pi0.checkpoint import HEAD, Pi0Files, check_pi0, file_shapes
+from rlvla.models.lerobot.settings import SETTINGS_FILE
+from rlvla.models.pi0.checkpoint import HEAD, INPUTS, Pi0Files, check_pi0, file_shapes
 from rlvla.models.pi0.config import PALIGEMMA, PI0, PI05, SIZES_FILE, GemmaSizes, Pi0Config, Sizes, VisionSizes
 from rlvla.models.pi0.network import VLM
 from tests.support.fixed_numbers import numbers
@@ -90,12 +91,13 @@ CASES = {
 
 
 def prepare(case: Case, folder: Path) -> None:
-    """Write the tokenizer, and the sizes, into a policy's folder."""
+    """Write the tokenizer, the sizes, and the LeRobot whose inputs are recorded, into a policy's folder."""
     place = folder / PALIGEMMA
     place.mkdir(parents=True, exist_ok=True)
     for name, content in tokenizer_files(SENTENCES).items():
         (place / name).write_text(json.dumps(content), encoding="utf-8")
     (folder / SIZES_FILE).write_text(json.dumps(asdict(case.sizes)), encoding="utf-8")
+    (folder / SETTINGS_FILE).write_text(json.dumps({INPUTS: "0.4"}), encoding="utf-8")
 
 
 def recorded_folder(name: str, folder: Path) -> Path:

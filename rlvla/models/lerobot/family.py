@@ -65,6 +65,7 @@ class LeRobotCheckpoint(Checkpoint):
             "denoising steps": settings.flow.steps,
             "statistics": ", ".join(f"{name} {mode}" for name, mode in modes.items()),
             "tokenizer": self.files.tokenizer.folder,
+            **self.files.facts(),
         }
 
     def load_policy(self, config: ActorConfig | None = None, *, value_head: bool = False) -> Policy:
@@ -108,7 +109,7 @@ class LeRobotCheckpoint(Checkpoint):
             problems += [problem.of_flag("fit_to_demos") for problem in error.problems]
         if target is not None and not problems:
             self.files.refit(target, facts)
-            write_settings(target, facts, self.settings.n_action_steps)
+            write_settings(target, facts, self.settings.n_action_steps, further=self.files.recorded_settings())
         return problems
 
     def begin_supervised(self, policy: Policy, *, mean_alone: bool) -> None:

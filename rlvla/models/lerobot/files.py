@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from rlvla.models.lerobot.config import LeRobotConfig, features_json
 from rlvla.models.lerobot.folder import (
     CONFIG_FILE,
+    TRAIN_CONFIG_FILE,
     WEIGHTS_FILE,
     LeRobotFolder,
     lossless,
@@ -46,7 +47,7 @@ from rlvla.utils.errors import ConfigError, Problem, collected
 
 _Network = TypeVar("_Network", bound=nn.Module)
 # Files that depend on the data of a policy, not written by `LeRobotFiles.refit`.
-_OF_OTHER_DATA = {PREPROCESSOR, POSTPROCESSOR, SETTINGS_FILE, "train_config.json", "README.md"}
+_OF_OTHER_DATA = {PREPROCESSOR, POSTPROCESSOR, SETTINGS_FILE, TRAIN_CONFIG_FILE, "README.md"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +86,14 @@ class LeRobotFiles(ABC):
     def image_size(self) -> int | None:
         """Side of the images that the network needs; None: any, they are resized."""
         return None
+
+    def facts(self) -> dict[str, str]:
+        """Further facts of the family, see `Checkpoint.facts`."""
+        return {}
+
+    def recorded_settings(self) -> dict[str, str]:
+        """Further entries of `SETTINGS_FILE`."""
+        return {}
 
     def prompt_texts(self, instructions: Sequence[str], states: np.ndarray) -> list[str]:
         """Texts to tokenize, for normalized states [B, P]."""

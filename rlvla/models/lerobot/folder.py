@@ -18,6 +18,7 @@ from rlvla.utils.errors import ConfigError, Problem
 from rlvla.utils.files import atomic_path, write_atomic
 
 CONFIG_FILE, WEIGHTS_FILE, INDEX_FILE = "config.json", "model.safetensors", "model.safetensors.index.json"
+TRAIN_CONFIG_FILE = "train_config.json"  # written by LeRobot's training
 _LISTED = 8  # tensors in an error
 _LARGEST_COMPANION = 64 * 2**20
 _DTYPES = {

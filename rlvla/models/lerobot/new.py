@@ -91,11 +91,13 @@ def build_new_policy(family: str, folder: Path, facts: NewPolicyFacts, sizes: Ne
     write_settings(folder, facts, facts.chunk_len)
 
 
-def write_settings(folder: Path, facts: NewPolicyFacts, n_action_steps: int) -> None:
-    """Record the image feature of each camera."""
+def write_settings(
+    folder: Path, facts: NewPolicyFacts, n_action_steps: int, *, further: Mapping[str, str] | None = None
+) -> None:
+    """Record the image feature of each camera, and `further` settings of the family."""
     cameras = tuple(facts.cameras)
     settings = LeRobotSettings(n_action_steps, FlowSettings(), cameras, facts.keys, unnorm_key=facts.unnorm_key)
-    write_json(folder / SETTINGS_FILE, settings.to_json())
+    write_json(folder / SETTINGS_FILE, {**settings.to_json(), **(further or {})})
 
 
 def new_policy_problems(family: str, sizes: NewPolicySizes, actor: ActorConfig | None) -> list[Problem]:

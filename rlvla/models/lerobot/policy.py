@@ -201,7 +201,7 @@ class LeRobotPolicy(NetworkPolicy):
         weights = {name.removeprefix("network."): v for name, v in state.items() if name.startswith("network.")}
         files = self.files.with_sampling(self.settings.n_action_steps, self.settings.flow.steps)
         files.save(folder, merged(weights, self.config))
-        write_json(folder / SETTINGS_FILE, self.settings.to_json())
+        write_json(folder / SETTINGS_FILE, {**self.settings.to_json(), **files.recorded_settings()})
         std = {name.removeprefix("std_head."): v for name, v in state.items() if name.startswith("std_head.")}
         if std:
             tensors = {name: v.detach().cpu().contiguous() for name, v in std.items()}

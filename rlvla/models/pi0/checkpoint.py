@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,22 +13,25 @@ import torch
 from torch import Tensor
 
 from rlvla.models.lerobot.files import LeRobotFiles, on_meta, read_parts, read_tokenizer, tensor_shapes
-from rlvla.models.lerobot.folder import CONFIG_FILE, WEIGHTS_FILE, LeRobotFolder, tensor_problems
+from rlvla.models.lerobot.folder import CONFIG_FILE, TRAIN_CONFIG_FILE, WEIGHTS_FILE, LeRobotFolder, tensor_problems
 from rlvla.models.lerobot.images import to_network_range
-from rlvla.models.lerobot.processors import NORMALIZER, OLD_PREFIXES, PREPROCESSOR
+from rlvla.models.lerobot.processors import NORMALIZER, OLD_PREFIXES, PREPROCESSOR, RELATIVE, Processors
 from rlvla.models.lerobot.prompts import TOKENIZER_FILES, find_folder, with_new_line
+from rlvla.models.lerobot.settings import SETTINGS_FILE
 from rlvla.models.pi0.config import Pi0Config, Sizes, read_sizes
 from rlvla.models.pi0.network import VLM, Pi0Network
 from rlvla.utils.data_files import fits, read_json
 from rlvla.utils.errors import ConfigError, Problem, collected
 
-# LeRobot pads images with -1 before it maps [0, 1] to [-1, 1].
-IMAGE_PADDING = -1.0
+# LeRobot whose inputs a policy was trained on -> padding of its images before [0, 1] is mapped to [-1, 1].
+# 0.5 and openpi pad with black; 0.4 also pads the state in the prompt of pi0.5.
+IMAGE_PADDING = {"0.4": -1.0, "0.5": 0.0}
+INPUTS = "lerobot_inputs"  # their key in `SETTINGS_FILE`
 _EMBEDDING = f"{VLM}model.language_model.embed_tokens.weight"
-# The heads for words, which are never used; in files before LeRobot 0.5 the first is the embedding, under its name alone.
+# The heads for words, never used; in files of LeRobot 0.4 the first is the embedding, often the only name for it.
 HEAD, EXPERT_HEAD = f"{VLM}lm_head.weight", "model.paligemma_with_expert.gemma_expert.lm_head.weight"
 _EXPERT_NORMS = re.compile(r"model\.paligemma_with_expert\.gemma_expert\.model\..*norm\.weight")
-_STATE_DIM = 32  # in the prompt of pi0.5, the default of the pipeline's step
+_STATE_DIM = 32  # padded, in the prompt of pi0.5 in LeRobot 0.4: the default of the pipeline's step
 BINS = 256
 
 
@@ -53,12 +57,16 @@ class Pi0Files(LeRobotFiles):
 
     Attributes:
         sizes: of the network.
+        inputs: a key of `IMAGE_PADDING`.
+        inputs_reason: of that choice.
         prompt_state_dim: numbers of the state in the prompt of pi0.5.
         tied_head: name in the file of the head for words, if it equals the embedding there.
     """
 
     config: Pi0Config
     sizes: Sizes
+    inputs: str
+    inputs_reason: str
     prompt_state_dim: int
     tied_head: str | None
 
@@ -68,8 +76,21 @@ class Pi0Files(LeRobotFiles):
         return patches, patches
 
     def pixels(self, images: Tensor) -> Tensor:
-        """See `LeRobotFiles.pixels`; the padding is at -3."""
-        return to_network_range(images, self.config.image_size, center=True, padding=IMAGE_PADDING)
+        """See `LeRobotFiles.pixels`."""
+        return to_network_range(images, self.config.image_size, center=True, padding=IMAGE_PADDING[self.inputs])
+
+    def facts(self) -> dict[str, str]:
+        """See `LeRobotFiles.facts`."""
+        text = f"as in LeRobot {self.inputs} ({self.inputs_reason}): "
+        text += f"images padded with {IMAGE_PADDING[self.inputs] * 2 - 1:g}"
+        if self.config.state_in_prompt:
+            padded = f"padded to {self.prompt_state_dim} numbers" if self.inputs == "0.4" else "not padded"
+            text += f", state in the prompt {padded}"
+        return {"inputs": text}
+
+    def recorded_settings(self) -> dict[str, str]:
+        """See `LeRobotFiles.recorded_settings`."""
+        return {INPUTS: self.inputs}
 
     def prompt_texts(self, instructions: Sequence[str], states: np.ndarray) -> list[str]:
         """See `LeRobotFiles.prompt_texts`."""
@@ -125,6 +146,7 @@ def check_pi0(path: str | Path) -> Pi0Files:
     if folder is not None and sizes is not None:
         names, wrong = _match(folder, config, sizes)
         problems += wrong
+    inputs, reason = collected(problems, lambda: read_inputs(path, config, processors, folder)) or ("", "")
     prompt_state_dim = processors.steps.get(config.text_step, {}).get("max_state_dim", _STATE_DIM)
     if not fits(prompt_state_dim, int) or not 1 <= prompt_state_dim <= 2**16:
         texts.append(f"{path}: {config.text_step} has a max_state_dim that cannot be used")
@@ -145,9 +167,41 @@ def check_pi0(path: str | Path) -> Pi0Files:
         names=names,
         extras={name: tensor for name, tensor in extras.items() if name != tied_head},
         sizes=sizes,
-        prompt_state_dim=prompt_state_dim,
+        inputs=inputs,
+        inputs_reason=reason,
+        prompt_state_dim=prompt_state_dim if inputs == "0.4" else config.features.state_dim,
         tied_head=tied_head,
     )
+
+
+def read_inputs(path: Path, config: Pi0Config, processors: Processors, folder: LeRobotFolder | None) -> tuple[str, str]:
+    """The LeRobot whose inputs a policy was trained on, a key of `IMAGE_PADDING`, and how that is known.
+
+    Args:
+        path: of the folder.
+        config: its config.json.
+        processors: its pipelines.
+        folder: its files; None: unreadable.
+
+    Raises:
+        ConfigError: the file in the folder cannot be read, or holds an unknown value.
+    """
+    file = path / SETTINGS_FILE
+    recorded = read_json(file) if file.is_file() else {}
+    if INPUTS in recorded:
+        value = recorded[INPUTS]
+        if not isinstance(value, str) or value not in IMAGE_PADDING:
+            text = f"{file}: {INPUTS} is {value!r}; it must be one of {', '.join(IMAGE_PADDING)}"
+            raise ConfigError.of(None, "invalid_file", text)
+        return value, f"recorded in {SETTINGS_FILE}"
+    if RELATIVE in processors.steps:
+        return "0.5", f"the folder has {RELATIVE}"
+    if "critic_features" in recorded:
+        return "0.4", f"{SETTINGS_FILE} was written before {INPUTS} was recorded"
+    names = {_network_name(name, config) for name in folder.shapes} if folder is not None else set()
+    if len(names & {_EMBEDDING, HEAD}) == 1 and (path / TRAIN_CONFIG_FILE).is_file():
+        return "0.4", "trained by LeRobot 0.4, which stores embedding and head as one tensor"
+    return "0.5", f"assumed; if LeRobot 0.4 trained it, put {json.dumps({INPUTS: '0.4'})} into its {SETTINGS_FILE}"
 
 
 def _network_name(name: str, config: Pi0Config) -> str:

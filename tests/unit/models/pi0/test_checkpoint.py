@@ -14,14 +14,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rlvla.models.families import check_checkpoint
+from rlvla.models.inspection import describe
 from rlvla.models.lerobot.new import NewPolicyFacts
+from rlvla.models.lerobot.settings import SETTINGS_FILE
 from rlvla.models.pi0.checkpoint import EXPERT_HEAD, HEAD, Pi0Files, check_pi0, prompts_with_states, state_in_bins
 from rlvla.models.pi0.config import PALIGEMMA
 from rlvla.models.pi0.network import VLM
 from rlvla.utils.errors import ConfigError
 from tests.support.lerobot_cases import edit, resave
 
-from .conftest import NEW_KEYS, STATISTICS, build
+from .conftest import NEW_KEYS, STATISTICS, build, to_lerobot_06
 
 WEIGHTS = "model.safetensors"
 EMBEDDING = f"{VLM}model.language_model.embed_tokens.weight"
@@ -216,7 +219,6 @@ def test_prompts(pi0_folder: Path, pi05_folder: Path) -> None:
     tokens, mask = newer.prompts(texts, state)
     assert newer.tokenizer.max_length == tokens.shape[1] == 90 and mask[:, 0].all()
     assert not torch.equal(tokens, newer.prompts(texts, state / 2)[0])
-    assert newer.prompt_state_dim == 32  # of a saved pipeline, whatever config.json says
 
 
 def test_a_tokenizer_outside_is_found_from_a_copy(folder: Path, tmp_path: Path) -> None:
@@ -233,9 +235,59 @@ def test_a_tokenizer_outside_is_found_from_a_copy(folder: Path, tmp_path: Path) 
     assert check_pi0(tmp_path / "elsewhere" / "copy").tokenizer.folder == tmp_path / "words"
 
 
-def test_the_size_of_the_state_in_the_prompt(newer: Path) -> None:
+def _record(folder: Path, **settings: Any) -> None:
+    (folder / SETTINGS_FILE).write_text(json.dumps(settings))
+
+
+def _stale_head(folder: Path) -> None:
+    resave(folder / WEIGHTS, lambda tensors: tensors.update({EMBEDDING: tensors[HEAD] + 1}))
+
+
+def _trained(folder: Path) -> None:
+    (folder / "train_config.json").write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "inputs", "reason"),
+    [
+        ([], "0.5", "assumed"),
+        ([to_lerobot_06], "0.5", "relative_actions_processor"),
+        ([_trained], "0.4", "one tensor"),
+        ([_trained, _stale_head], "0.5", "assumed"),
+        ([_trained, to_lerobot_06], "0.5", "relative_actions_processor"),
+        ([lambda f: _record(f, flow_method="sde")], "0.5", "assumed"),
+        ([lambda f: _record(f, critic_features="expert")], "0.4", "before"),
+        ([to_lerobot_06, lambda f: _record(f, lerobot_inputs="0.4")], "0.4", "recorded"),
+        ([_trained, lambda f: _record(f, lerobot_inputs="0.5")], "0.5", "recorded"),
+    ],
+)
+def test_whose_inputs_a_policy_reads(
+    changes: list[Callable[[Path], Any]], inputs: str, reason: str, newer: Path, tmp_path: Path
+) -> None:
+    """The choice is recorded in a copy, and stays."""
+    for change in changes:
+        change(newer)
+    checkpoint = check_checkpoint(newer)
+    policy: Any = checkpoint.load_policy()
+    policy.save_pretrained(tmp_path / "copy")
+    files, copy = check_pi0(newer), check_pi0(tmp_path / "copy")
+    assert (files.inputs, copy.inputs) == (inputs, inputs) and reason in files.inputs_reason
+    assert copy.inputs_reason == "recorded in rlvla_policy.json"
+    prompt = {"0.4": "128 0 255" + " 128" * 29, "0.5": "128 0 255"}[inputs]
+    state = np.array([[0.0, -1.0, 1.0]], np.float32)
+    for read in (files, copy):
+        assert read.prompt_texts(["go"], state) == [f"Task: go, State: {prompt};\nAction: "]
+    images = files.pixels(torch.full((1, 1, 20, 40, 3), 255, dtype=torch.uint8))
+    assert images[..., 0, 0].unique().tolist() == [{"0.4": -3.0, "0.5": -1.0}[inputs]]
+    padding = {"0.4": "images padded with -3, state in the prompt padded to 32 numbers", "0.5": "not padded"}[inputs]
+    assert padding in describe(newer).facts["inputs"] and reason in describe(newer).facts["inputs"]
+
+
+def test_the_size_of_the_padded_state_in_the_prompt(newer: Path) -> None:
     step = "policy_preprocessor.json"
     edit(newer / step, lambda c: c["steps"][3]["config"].update(max_state_dim=5))
+    assert check_pi0(newer).prompt_state_dim == 3
+    _record(newer, lerobot_inputs="0.4")
     assert check_pi0(newer).prompt_state_dim == 5
 
 
@@ -250,11 +302,11 @@ def test_an_instruction_beyond_the_vocabulary(pi0_folder: Path) -> None:
 
 
 def test_images(checkpoint: Pi0Files) -> None:
-    """Centered; LeRobot pads with -1 before it maps [0, 1] to [-1, 1]."""
+    """Centered; padded with black."""
     images = checkpoint.pixels(torch.full((1, 1, 20, 40, 3), 255, dtype=torch.uint8))
     assert images.shape == (1, 1, 3, 32, 32)
     assert (images[..., 8:24, :] == 1).all()
-    assert (images[..., :8, :] == -3).all() and (images[..., 24:, :] == -3).all()
+    assert (images[..., :8, :] == -1).all() and (images[..., 24:, :] == -1).all()
 
 
 def _other_statistics(folder: Path, fill: float) -> None:
@@ -309,6 +361,7 @@ BAD: dict[str, tuple[str, Callable[[Path], Any], str, str]] = {
         "depth",
     ),
     "states normalized too late": ("newer", _late_normalizer, "invalid_file", "normalized states"),
+    "inputs of another LeRobot": ("folder", lambda f: _record(f, lerobot_inputs="0.6"), "invalid_file", "0.4, 0.5"),
     "a state of no size": (
         "newer",
         lambda f: edit(f / "policy_preprocessor.json", lambda c: c["steps"][3]["config"].update(max_state_dim=-1)),

@@ -156,7 +156,7 @@ def test_estimated_prompts_are_as_long_as_real_ones(family: str, tmp_path: Path)
 
 @pytest.mark.parametrize("family", ["pi0", "pi05"])
 def test_weights_can_be_taken_to_other_data(family: str, tmp_path: Path) -> None:
-    folder = build(tmp_path / "policy", family, {})
+    folder = build(tmp_path / "policy", family, {"lerobot_inputs": "0.4"})
     ranges = {"proprio": 4, "action": 5}
     statistics = {
         name: {"mean": [0.3] * size, "std": [2.0] * size, "q01": [0.0] * size, "q99": [1.0] * size}
@@ -166,4 +166,6 @@ def test_weights_can_be_taken_to_other_data(family: str, tmp_path: Path) -> None
     assert not check_checkpoint(folder).refitted(tmp_path / "new", facts)
     new = check_checkpoint(tmp_path / "new")
     assert (new.spec.cameras, new.spec.proprio_dim, new.spec.action_dim) == (1, 4, 5)
-    assert describe(tmp_path / "new").facts["image features"] == "observation.images.front (front)"
+    described = describe(tmp_path / "new").facts
+    assert described["image features"] == "observation.images.front (front)"
+    assert described["inputs"].startswith("as in LeRobot 0.4 (recorded")
