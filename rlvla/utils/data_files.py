@@ -304,6 +304,18 @@ def inside(folder: Path, name: object) -> Path:
     return path
 
 
+def without_local_code(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json without the entries of `auto_map` for code in its folder, which is not copied.
+
+    Entries for code in another repository ("owner/name--module.Class") stay.
+    """
+    auto_map = config.get("auto_map")
+    entries = auto_map if isinstance(auto_map, Mapping) else {}
+    kept = {name: value for name, value in entries.items() if isinstance(value, str) and "--" in value}
+    rest = {name: value for name, value in config.items() if name != "auto_map"}
+    return rest | {"auto_map": kept} if kept else rest
+
+
 def admit(folder: Path, *, below: bool = True) -> list[Path]:
     """The files of a folder from elsewhere, sorted; called before any of them is read, copied or uploaded.
 

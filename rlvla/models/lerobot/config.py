@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from rlvla.models.sizes import LARGEST
-from rlvla.utils.data_files import field_types, fits
+from rlvla.utils.data_files import field_types, fits, without_local_code
 from rlvla.utils.errors import ConfigError, Problem
 
 STATE, ACTION, IMAGES = "observation.state", "action", "observation.images."
@@ -251,11 +251,12 @@ class LeRobotConfig(ABC):
         return steps
 
     def to_json(self) -> dict[str, Any]:
-        """The content of config.json: `raw`, updated with the values that have changed since."""
+        """The content of config.json: `raw` without local code, updated with the values that have changed since."""
         read = self.from_json(self.raw, Path("config.json"))
         names = [entry.name for entry in fields(self) if entry.name not in ("features", "raw")]
         changed = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(read, name)}
-        return {**self.raw, **{name: list(v) if isinstance(v, tuple) else v for name, v in changed.items()}}
+        raw = without_local_code(self.raw)
+        return {**raw, **{name: list(v) if isinstance(v, tuple) else v for name, v in changed.items()}}
 
 
 def _typed_values(cls: type[LeRobotConfig], raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

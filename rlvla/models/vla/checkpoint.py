@@ -39,7 +39,7 @@ from rlvla.models.vla.checkpoint_files import (
 from rlvla.models.vla.choices import REGRESSION, with_platform
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig, without_code
 from rlvla.models.vla.regression_head import ActionStd, RegressionHead
-from rlvla.utils.data_files import check_types, read_json
+from rlvla.utils.data_files import check_types, read_json, without_local_code
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.files import atomic_path, no_policy, write_atomic
 
@@ -510,7 +510,7 @@ def _on_host(tensor: Tensor) -> Tensor:
 
 
 def config_to_public(config: OpenVLAConfig, raw: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """Content of config.json: the fields that were read, updated with `config`."""
+    """Content of config.json: the fields that were read, except local code, updated with `config`."""
     values = config.to_dict()
     values.pop("dtype", None)
     merged = {**raw, **{k: v for k, v in values.items() if v is not None or k in raw}}
@@ -528,7 +528,7 @@ def config_to_public(config: OpenVLAConfig, raw: dict[str, Any], dtype: torch.dt
     merged["text_config"] = _merge_text_config(config, raw.get("text_config") or {})
     merged["architectures"] = raw.get("architectures") or ["OpenVLAForActionPrediction"]
     merged["model_type"] = "openvla"
-    return merged
+    return without_local_code(merged)
 
 
 def _merge_text_config(config: OpenVLAConfig, raw: dict[str, Any]) -> dict[str, Any]:

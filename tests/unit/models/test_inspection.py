@@ -67,11 +67,18 @@ def test_all_problems_are_listed(copy: Path) -> None:
     assert not describe(copy / "nowhere").loadable
 
 
-def test_auto_classes_load_a_saved_folder(copy: Path) -> None:
+def test_auto_classes_load_a_saved_folder(copy: Path, tmp_path: Path) -> None:
     config = json.loads((copy / "config.json").read_text())
-    config["auto_map"] = {"AutoModel": "modeling_prismatic.OpenVLAForActionPrediction"}
+    config["auto_map"] = {
+        "AutoConfig": "configuration_prismatic.OpenVLAConfig",
+        "AutoModel": "modeling_prismatic.OpenVLAForActionPrediction",
+    }
     (copy / "config.json").write_text(json.dumps(config))
     (copy / "modeling_prismatic.py").write_text("raise SystemExit('code of the folder was run')")
     assert AutoConfig.from_pretrained(copy).action_chunk_len == 4
     model = AutoModel.from_pretrained(copy, dtype=torch.bfloat16)
     assert isinstance(model, OpenVLAForActionPrediction) and model.dtype is torch.bfloat16
+    OpenVLAForActionPrediction.from_pretrained(copy).save_pretrained(tmp_path / "saved")
+    assert AutoConfig.from_pretrained(tmp_path / "saved", trust_remote_code=True).action_chunk_len == 4
+    # Without rlvla's classes, transformers would look for code that is not copied.
+    assert "auto_map" not in json.loads((tmp_path / "saved" / "config.json").read_text())

@@ -37,6 +37,14 @@ def test_defaults_and_unknown_keys() -> None:
     assert newer.normalization_mapping["ACTION"] == "QUANTILES"
 
 
+def test_code_of_the_folder_is_not_named_in_a_copy() -> None:
+    """`*.py` files are not copied; code of another repository is not in the folder."""
+    elsewhere = {"AutoModel": "owner/name--modeling.Model"}
+    config = Pi0Config.from_json(RAW | {"auto_map": elsewhere | {"AutoConfig": "configuration.Config"}}, WHERE)
+    assert config.to_json() == RAW | {"auto_map": elsewhere}
+    assert Pi0Config.from_json(RAW | {"auto_map": {"AutoConfig": "a.B"}}, WHERE).to_json() == RAW
+
+
 @pytest.mark.parametrize(
     ("change", "excerpt"),
     [

@@ -78,7 +78,9 @@ def test_sharded_checkpoint_and_norm_stats_in_config(copy, tmp_path):
     (copy / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     statistics = json.loads((copy / "dataset_statistics.json").read_text())
     (copy / "dataset_statistics.json").unlink()
-    edit_json(copy / "config.json", norm_stats=statistics, auto_map={"AutoModel": "code.Model"}, torch_dtype="float32")
+    edit_json(
+        copy / "config.json", norm_stats=statistics, auto_map={"AutoModel": "a/b--code.Model"}, torch_dtype="float32"
+    )
 
     model = load(copy)
     assert model.dataset_statistics == statistics
