@@ -70,7 +70,8 @@ class OnPolicy(Algorithm):
         super().__init__(setup)
         config, strategy, models = setup.config, setup.strategy, setup.models
         batch, optimization = config.batch, config.optimization
-        steps = batch.max_epochs * (batch.episodes_per_iteration // batch.train_batch_size)
+        # Optimizer steps of an iteration, of which filters and `target_kl` may leave out some.
+        self._planned_steps = steps = batch.max_epochs * (batch.episodes_per_iteration // batch.train_batch_size)
         trained = batch.iterations - optimization.freezing_actor_steps
         self.actor = setup.prepare(models.actor, optimization.actor_learning_rate, trained * steps)
         if models.critic is not None:
@@ -186,6 +187,7 @@ class OnPolicy(Algorithm):
             values = measured.reduce(self.setup.strategy)
             self._adapt_learning_rate(rate, values)
         metrics.mean({f"timing_s/{name}": seconds for name, seconds in watch.seconds.items()}, 1.0)
+        self._align_schedules()
         values["actor/lr"] = self.actor.learning_rate
         self.finish_update(values, collected.groups)
         return values
@@ -199,6 +201,14 @@ class OnPolicy(Algorithm):
         scale = peak / optimization.actor_learning_rate
         adapted = adapted_scale(scale, kl, desired, (before + self.actor.learning_rate) / (2 * peak))
         self.actor.scale_learning_rate(adapted / scale)
+
+    def _align_schedules(self) -> None:
+        """Continue the schedules where the next iteration begins, even if steps of this one were left out."""
+        done = self._iteration + 1
+        trained = max(0, done - self.setup.config.optimization.freezing_actor_steps)
+        self.actor.set_schedule_step(trained * self._planned_steps)
+        if self.critic is not None:
+            self.critic.set_schedule_step(done * self._planned_steps)
 
     def finish_update(self, values: dict[str, float], groups: int) -> None:
         """Adapt the learner to the metrics of its update on this number of groups over all ranks; may add metrics."""

@@ -112,6 +112,17 @@ class Engine:
         for group in scheduler.optimizer.param_groups:
             group["lr"] *= factor
 
+    def set_schedule_step(self, step: int) -> None:
+        """Continue the schedule at this step, counted from 0, e.g. after planned steps that were not taken."""
+        scheduler = self.engine.lr_scheduler
+        if scheduler.last_epoch == step:
+            return
+        scheduler.last_epoch = step
+        rates = [rate * factor(step) for rate, factor in zip(scheduler.base_lrs, scheduler.lr_lambdas)]
+        for group, rate in zip(scheduler.optimizer.param_groups, rates):
+            group["lr"] = rate
+        scheduler._last_lr = rates
+
     def cool_down(self, steps: int) -> None:
         """Replace the rest of the schedule by a linear decay of the learning rate to 0 over `steps`."""
         scheduler = self.engine.lr_scheduler
