@@ -27,6 +27,26 @@ if TYPE_CHECKING:
 
 _STAGE = "ZeRO stage (with --bf16 at least 2)"
 _JUDGE = "judge of success"
+RESERVED_GIB = 1.5  # beyond the plan
+_UPDATE, _SCORING, _ROLLOUT = "the update", "scoring", "the rollout"
+_OF_STATES = (
+    "train fewer weights (--lora_rank 32), keep their states on the host (--adam_offload), or shard them over more "
+    "GPUs (--zero_stage 2 or 3)"
+)
+_OF_WEIGHTS = "give --bf16, shard them over more GPUs (--zero_stage 3), or keep them on the host (--param_offload)"
+# Words in the name of a part of the plan -> the phases that need it (all: ()), and the flags that reduce it.
+_REDUCED_BY: dict[str, tuple[tuple[str, ...], str]] = {
+    "activations": ((_UPDATE,), "lower --micro_train_batch_size, or give --gradient_checkpointing"),
+    "pass without gradients": ((_SCORING,), "lower --micro_rollout_batch_size"),
+    "decisions": ((_ROLLOUT,), "lower --num_envs or --rollout_max_batch"),
+    "copy of the actor": ((), "leave out --async_rollout"),
+    "optimizer step": ((_UPDATE,), _OF_STATES),
+    "gradients": ((_UPDATE,), _OF_STATES),
+    "optimizer states": ((), _OF_STATES),
+    "master copy": ((), _OF_STATES),
+    "gathered": ((), "give --zero_stage 2 if the weights fit on one GPU"),
+    "weights": ((), _OF_WEIGHTS),
+}
 NOT_COUNTED = "not counted: the policy of --rollout_backend {backend}, {what}"
 NO_MEMORY = "the memory is not known: the policy's family offers no sketch of its networks"
 
@@ -35,6 +55,8 @@ def ppo_report(flags: PPORun, setting: CheckedRun) -> str:
     """The tables of `cli/train_ppo_vla.py --dry_run`."""
     arithmetic, plan = ppo_arithmetic(flags, setting), ppo_memory(flags, setting)
     parts = [table(("amounts", ""), arithmetic), memory_table(plan) if plan else NO_MEMORY]
+    if plan is not None and flags.run.gpu_memory is not None:
+        parts.append(fit_on_gpu(plan, flags.run.gpu_memory))
     if flags.run.hours:
         parts.append(hours_report(flags, setting, plan))
     name = flags.backend.rollout_backend
@@ -168,10 +190,11 @@ def sft_report(
     actor: ActorConfig,
     strategy: StrategyConfig,
     rows: int | None = None,
+    gpu_memory: float | None = None,
 ) -> str:
     """The tables of `cli/train_sft_vla.py --dry_run` for a policy that starts from this checkpoint.
 
-    `rows` are the training rows, by default all.
+    `rows` are the training rows, by default all; `gpu_memory`: see `fit_on_gpu`.
     """
     world = launched_world_size()
     rows = demos.num_rows if rows is None else rows
@@ -197,7 +220,34 @@ def sft_report(
     engine = engine_memory(probed, strategy, world, accumulates=own > micro)
     plan = MemoryPlan({"policy": engine}, average=4 * probed.trainable if sft.ema_decay else 0)
     plan.demonstrations = demos.image_bytes
-    return "\n\n".join((*tables, memory_table(plan, plays=False)))
+    tables.append(memory_table(plan, plays=False))
+    if gpu_memory is not None:
+        tables.append(fit_on_gpu(plan, gpu_memory, plays=False))
+    return "\n\n".join(tables)
+
+
+def fit_on_gpu(plan: MemoryPlan, gib: float, *, plays: bool = True) -> str:
+    """Whether the plan fits on a GPU of `gib` GiB; if not, the flags that reduce the largest part of the phase."""
+    phases = {_UPDATE: plan.at_update}
+    if plays:
+        phases |= {_ROLLOUT: plan.at_playing, _SCORING: plan.at_scoring}
+    phase = max(phases, key=lambda name: phases[name])
+    needed = phases[phase] / 2**30
+    sizes = f"{needed:.1f} GiB in {phase}, and {RESERVED_GIB:g} for the CUDA context, workspaces and fragmentation"
+    left = gib - needed - RESERVED_GIB
+    if left >= 0:
+        return f"fits on a GPU of {gib:g} GiB: {sizes}; {left:.1f} GiB are left"
+    parts: list[tuple[int, str, str]] = []
+    for name, size in plan.rows():
+        of_phases, flags = next((by for words, by in _REDUCED_BY.items() if words in name), ((), ""))
+        if flags and "(host)" not in name and phase in (of_phases or phases):
+            parts.append((size, name, flags))
+    # Weights come last: in bfloat16 one GPU has to hold them.
+    size, name, flags = max(parts, key=lambda part: (part[2] != _OF_WEIGHTS, part[0]))
+    return (
+        f"does NOT fit on a GPU of {gib:g} GiB: {sizes}; {-left:.1f} GiB too much. Largest part besides the weights: "
+        f"{name}, {size / 2**30:.1f} GiB; {flags} (docs/one_gpu.md)"
+    )
 
 
 def memory_table(plan: MemoryPlan, *, plays: bool = True) -> str:

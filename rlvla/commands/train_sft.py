@@ -116,7 +116,7 @@ def run_sft(
         if launched_rank() == 0:
             with _checkpoint(run, tiny, demos) as checkpoint:
                 rows = _training_rows(validation, demos, run.seed)
-                print(sft_report(checkpoint, demos, config, actor_config, strategy_config, rows))
+                print(sft_report(checkpoint, demos, config, actor_config, strategy_config, rows, run.gpu_memory))
         return None
     if config.use_wandb:
         require("wandb", extra="wandb")

@@ -29,6 +29,7 @@ __all__ = [
     "RunConfig",
     "ScheduleConfig",
     "dry_run_flag",
+    "gpu_memory_flag",
     "max_bad_steps_flag",
 ]
 CRITIC_STARTS = ("policy", "rm_model")
@@ -43,6 +44,17 @@ def dry_run_flag() -> Any:
         False,
         "check the configuration, print the step counts and the memory per rank, and exit without starting",
         essential=True,
+    )
+
+
+def gpu_memory_flag() -> Any:
+    """The field `gpu_memory` of commands whose dry run plans memory."""
+    return arg(
+        None,
+        "with --dry_run: memory of a GPU in GiB; says whether the run fits, and which flags reduce the largest part",
+        above=0,
+        metavar="GIB",
+        read_if=switched_on("dry_run"),
     )
 
 
@@ -104,6 +116,7 @@ class BasicRunConfig:
 class RunConfig(BasicRunConfig):
     """Folders, workers, seed, and initial weights of the critic."""
 
+    gpu_memory: float | None = gpu_memory_flag()
     hours: bool = arg(
         False,
         "with --dry_run: hours of the run on a GPU, from measured decisions per second",

@@ -26,7 +26,7 @@ _FREE_FLAGS = {
     *("use_dynamic_batch", "train_max_tokens_per_gpu", "custom_module"),
     *("offload_during_rollout", "param_offload", "full_determinism"),
     *("save_path", "ckpt_path", "load_checkpoint", "num_envs", "local_rank", "rank_timeout", "dry_run"),
-    *("hours", "measured"),
+    *("gpu_memory", "hours", "measured"),
 }
 
 

@@ -20,7 +20,7 @@ from rlvla.models.config import (
 from rlvla.models.lerobot.new import TINY_FAMILIES
 from rlvla.models.vla.choices import ACTION_STD_KINDS, MODEL_VARIANTS, PLATFORMS
 from rlvla.options import Condition, arg, fill_selected, given, selected
-from rlvla.trainer.config import LoggingConfig, dry_run_flag, fallback_path_flag, max_bad_steps_flag
+from rlvla.trainer.config import LoggingConfig, dry_run_flag, fallback_path_flag, gpu_memory_flag, max_bad_steps_flag
 from rlvla.utils.cli.flags import MAX_SEED
 from rlvla.utils.deepspeed.schedules import SCHEDULERS
 
@@ -120,6 +120,7 @@ class SFTRunConfig(SupervisedRunConfig):
     action_std: str | None = arg(None, ACTION_STD_HELP, choices=ACTION_STD_KINDS, read_if=_NOT_SMOLVLA)
     action_std_init: float | None = arg(None, ACTION_STD_INIT_HELP, above=0, read_if=_NOT_SMOLVLA)
     dry_run: bool = dry_run_flag()
+    gpu_memory: float | None = gpu_memory_flag()
 
 
 @dataclass(frozen=True)

@@ -388,3 +388,29 @@ def test_probe_sees_batch_size_and_recomputation(policy_folder: Path) -> None:
     assert few.parameters == sum(n for n, _ in sizes) and few.trainable == sum(n for n, wanted in sizes if wanted)
     assert few.weight_bytes >= 4 * few.parameters
     assert few.small == few.parameters, "none of a tiny model is large"
+
+
+def on_gpu(flags: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, float], str]:
+    """The rows of a dry run, and its last line."""
+    train([*flags, "--dry_run"])
+    printed = capsys.readouterr().out
+    return numbers(printed), printed.strip().splitlines()[-1]
+
+
+def test_whether_a_run_fits_on_a_gpu(
+    policy_folder: Path, tmp_path: Path, nothing_starts: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The largest phase and 1.5 GiB, to the tenth of a GiB; the advice is about that phase."""
+    many = ["--rollout_batch_size", "400", "--num_episodes", "800", "--train_batch_size", "800"]
+    flags = ["--pretrain", str(policy_folder), "--save_path", str(tmp_path / "run"), *AMOUNTS, *many]
+    cases = {
+        "the update": (["--micro_train_batch_size", "4000", "--micro_rollout_batch_size", "1"], "--micro_train_batch"),
+        "scoring": (["--micro_train_batch_size", "1", "--micro_rollout_batch_size", "9000"], "--micro_rollout_batch"),
+    }
+    for phase, (sizes, advice) in cases.items():
+        rows, line = on_gpu([*flags, *sizes, "--gpu_memory", "1.4"], capsys)
+        needed = max(value for name, value in rows.items() if name.startswith("total on the device")) / 1024
+        assert line.startswith("does NOT fit on a GPU of 1.4 GiB") and f"{needed:.1f} GiB in {phase}" in line
+        assert f"{needed + 0.1:.1f} GiB too much" in line and advice in line, line
+        _, line = on_gpu([*flags, *sizes, "--gpu_memory", f"{needed + 1.5 + 0.51:.2f}"], capsys)
+        assert line.startswith("fits on a GPU of") and "; 0.5 GiB are left" in line
