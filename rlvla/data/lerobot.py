@@ -56,7 +56,8 @@ CHUNK_ROWS = "steps_executed"  # feature of rollouts with one row per decision
 
 _WIDTH = re.compile(r"\d{0,2}d?")  # of a number in the path of a file
 _parsed = string.Formatter().parse
-_EPISODE, _FRAME = "episode_index", "frame_index"
+_EPISODE, _FRAME, _TASK = "episode_index", "frame_index", "task_index"
+_TEXTS = ("task", "__index_level_0__")  # column of meta/tasks.parquet: the name of pandas' index, and without a name
 _BATCH_ROWS, _BATCH_BYTES = 2**16, 2**28  # of a parquet file, read at a time
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 4}  # bytes
 _HALF_A_FRAME = 0.5
@@ -131,7 +132,7 @@ def _read(folder: Path, name: str, info: dict[str, Any], chosen: Mapping[str, st
     env_args = {"task_suite_name": name, **origin, "cameras": cameras, "image_size": side}
     mask = env_args.pop("action_mask", None)
     files = list((_episode_files_v2 if info["codebase_version"] == "v2.1" else _episode_files_v3)(folder, info))
-    episodes = _stored_episodes(files, info, keys)
+    episodes = _stored_episodes(files, info, keys, _instructions(folder, info))
     check_episodes(folder, episodes, listing_problems(files, info), {"pixels": side})
     arrays = [episode.arrays for episode in episodes]
     values = [{role: value.value for role, value in episode.values.items()} for episode in episodes]
@@ -388,15 +389,15 @@ class _Frames:
 
 
 def _stored_episodes(
-    listed: Sequence[EpisodeFiles], info: Mapping[str, Any], cameras: Sequence[str]
+    listed: Sequence[EpisodeFiles], info: Mapping[str, Any], cameras: Sequence[str], tasks: Mapping[int, str]
 ) -> list[StoredEpisode]:
-    """The episodes for `check_episodes`: rows are read, videos are not decoded."""
+    """The episodes for `check_episodes`: rows are read, videos are not decoded; `tasks`: task index -> instruction."""
     features, fps = info["features"], float(info["fps"])
     columns = {"actions": ACTION, "proprio": STATE, "rewards": REWARD, _SUCCESSES: SUCCESS}
     columns |= {_FLAGS: DECISION} if "rlvla" in info else {}
     columns = {role: name for role, name in columns.items() if name in features}
     videos = {key: _picture_size(features[key]) for key in cameras if features[key]["dtype"] == "video"}
-    tables = _Tables(columns.values())
+    tables = _Tables([*columns.values(), _TASK])
     encoded: dict[Path, tuple[int | None, int, int]] = {}  # file -> `video_frames`
     problems = _overlaps(listed, fps)
     indices: defaultdict[Path, set[int]] = defaultdict(set)  # data file -> listed episodes
@@ -422,6 +423,7 @@ def _stored_episodes(
         if rows[_FRAME].tolist() != list(range(count)):
             episode.problems.append(f"{_FRAME} does not number its {count} rows from 0 to {count - 1}")
         episode.arrays |= _stored_arrays(rows, columns, episode.problems)
+        values["instruction"] = _stored_instruction(files, rows, tasks, episode.problems)
         for key, size in videos.items():
             try:
                 frames = _frames(files.videos[key], fps, size, encoded, count)
@@ -440,6 +442,44 @@ def _stored_values(files: EpisodeFiles) -> dict[str, StoredValue]:
         "success": StoredValue("success", record.get("success"), "flag", optional=True),
         **{n: StoredValue(n, record.get(n), "number", optional=True, minimum=m) for n, m in numbers.items()},
     }
+
+
+def _instructions(folder: Path, info: Mapping[str, Any]) -> dict[int, str]:
+    """Task index -> language instruction; {} without a table of tasks."""
+    lines, table = folder / "meta" / "tasks.jsonl", folder / "meta" / "tasks.parquet"
+    if info["codebase_version"] == "v2.1":
+        records = content_of(lines).decode().splitlines() if lines.is_file() else []
+        return {task[_TASK]: task["task"] for task in (parse_json(record, lines) for record in records)}
+    if not table.is_file():
+        return {}
+    columns = read_parquet(table, [_TASK, *_TEXTS]).to_pydict()
+    text = next((name for name in _TEXTS if name in columns), None)
+    if text is None or _TASK not in columns:
+        refuse(table, [f"has the columns {', '.join(columns) or 'of another table'}; expected {_TASK} and task"])
+    return dict(zip(columns[_TASK], columns[str(text)]))
+
+
+def _stored_instruction(
+    files: EpisodeFiles, rows: Mapping[str, Any], tasks: Mapping[int, str], problems: list[str]
+) -> StoredValue:
+    """The instruction of an episode, by the task index of its rows if there is one; contradictions are `problems`."""
+    try:
+        indices = np.unique(as_array(rows[_TASK], 1)).tolist() if _TASK in rows else []
+    except ValueError as error:
+        problems.append(f"{_TASK} {error}")
+        indices = []
+    recorded = files.record.get("tasks")
+    names = recorded if isinstance(recorded, list) else []
+    text = tasks.get(indices[0]) if indices else None
+    if len(indices) > 1:
+        problems.append(f"{_TASK} changes within the episode ({shortened(indices)}); split it where the task changes")
+    elif text is None and len(names) > 1:
+        problems.append(f"has {len(names)} tasks, {shortened(names)}; expected one instruction")
+    elif text is not None and len(names) == 1 and names != [text]:
+        problems.append(f"tasks is {shortened(names)}, but {_TASK} {indices[0]} is {shortened(text)} in meta/tasks")
+    if indices and text is None and files.task is None:
+        return StoredValue(f"{_TASK} {indices[0]} of meta/tasks", None, "text")
+    return StoredValue("tasks", files.task if text is None else text, "text")
 
 
 class _Tables:

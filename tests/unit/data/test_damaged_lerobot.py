@@ -155,7 +155,6 @@ LEROBOT: dict[str, tuple[str, Change, tuple[str, ...]]] = {
     ),
     "an episode listed twice": ("videos", records(lambda r: r + r[:1]), ("episode 0", "twice")),
     "an episode not listed": ("videos", records(lambda r: r[:-1]), ("3 episodes", "episode 2")),
-    "no instruction": ("videos", records(lambda r: r[1].update(tasks=[])), ("episode 1", "tasks")),
     "a blank instruction": ("videos", records(lambda r: r[1].update(tasks=[" "])), ("episode 1", "tasks")),
     "another length recorded": ("videos", records(lambda r: r[1].update(length=STEPS + 1)), ("episode 1", "action")),
     "success in some episodes": ("videos", records(lambda r: r[1].update(success=None)), ("episode 1", "success")),

@@ -292,6 +292,62 @@ def with_columns(folder: Path, columns: dict[str, list[list[float]]], **values: 
     return folder
 
 
+def without_tasks(folder: Path, indices: list[list[int]], table: dict[str, list] | None) -> Path:
+    """The same episodes; their rows have these task indices, and a table alone holds the instructions."""
+    with_columns(folder, {"task_index": indices}, tasks=[None, None])
+    if table is not None:
+        lines = [dict(zip(table, row)) for row in zip(*table.values())]
+        (folder / "meta" / "tasks.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return folder
+
+
+TASKS = {"task_index": [4, 7], "task": ["open the drawer", "close it"]}
+CHANGING = [4] * 6 + [7] * 6
+
+
+def test_instructions_of_episodes_without_tasks_come_from_the_table(tmp_path: Path) -> None:
+    demos = read_lerobot(without_tasks(foreign(tmp_path / "kitchen"), [[7] * 12, [4] * 12], TASKS))
+    assert demos.instructions == ["close it", "open the drawer"]
+
+
+@pytest.mark.parametrize("text", ["task", "__index_level_0__"])
+def test_instructions_come_from_the_table_of_the_newer_layout(demos_file: Path, tmp_path: Path, text: str) -> None:
+    demos = read_demonstrations(demos_file)
+    write_lerobot(tmp_path / "l", demos, 10.0)
+    episodes = tmp_path / "l" / "meta/episodes/chunk-000/file-000.parquet"
+    pq.write_table(pq.read_table(episodes).drop_columns(["tasks"]), episodes)
+    tasks = pq.read_table(tmp_path / "l" / "meta/tasks.parquet")
+    pq.write_table(tasks.rename_columns(["task_index", text]), tmp_path / "l" / "meta/tasks.parquet")
+    assert read_lerobot(tmp_path / "l").instructions == demos.instructions and len(set(demos.instructions)) == 3
+
+
+@pytest.mark.parametrize(
+    ("indices", "table", "tasks", "problem"),
+    [
+        ([CHANGING, [4] * 12], TASKS, None, r"episode 0: task_index changes within the episode \(\[4, 7\]\)"),
+        ([[4] * 12, CHANGING], None, ["one"], "episode 1: task_index changes within the episode"),
+        ([[4] * 12, [9] * 12], TASKS, None, "episode 1: task_index 9 of meta/tasks is missing"),
+        (
+            [[4] * 12] * 2,
+            TASKS,
+            ["close it"],
+            "episode 1: tasks is .'close it'., but task_index 4 is 'open the drawer'",
+        ),
+        (None, None, ["one", "two"], "episode 0: has 2 tasks, .'one', 'two'."),
+        (None, TASKS, None, "episode 1: tasks is missing"),
+    ],
+)
+def test_episodes_without_a_single_instruction_are_refused(
+    tmp_path: Path, indices: list[list[int]] | None, table: dict | None, tasks: list[str] | None, problem: str
+) -> None:
+    folder = foreign(tmp_path / "kitchen")
+    if indices is not None:
+        without_tasks(folder, indices, table)
+    with_columns(folder, {}, tasks=[tasks, tasks])
+    with pytest.raises(ConfigError, match=problem):
+        read_lerobot(folder)
+
+
 NEVER, LAST, ONCE, DENSE = [0] * 12, [0] * 11 + [1], [0] * 5 + [1] + [0] * 6, [0.1 * i for i in range(12)]
 FLAGS = [[bool(value) for value in rows] for rows in (LAST, ONCE)]
 
