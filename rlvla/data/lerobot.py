@@ -39,7 +39,7 @@ from rlvla.utils.budgets import over_expansion, over_memory
 from rlvla.utils.data_files import admit, content_of, fits, inside, parse_json, read_json
 from rlvla.utils.errors import ConfigError, require
 from rlvla.utils.files import is_repo_id
-from rlvla.utils.video import read_video, video_frames
+from rlvla.utils.video import VideoFacts, read_frames, read_video, video_facts
 
 VERSIONS = ("v2.1", "v3.0")
 IMAGE_PREFIX = "observation.images."
@@ -56,11 +56,12 @@ CHUNK_ROWS = "steps_executed"  # feature of rollouts with one row per decision
 
 _WIDTH = re.compile(r"\d{0,2}d?")  # of a number in the path of a file
 _parsed = string.Formatter().parse
-_EPISODE, _FRAME, _TASK = "episode_index", "frame_index", "task_index"
+_EPISODE, _FRAME, _TASK, _TIME = "episode_index", "frame_index", "task_index", "timestamp"
 _TEXTS = ("task", "__index_level_0__")  # column of meta/tasks.parquet: the name of pandas' index, and without a name
 _BATCH_ROWS, _BATCH_BYTES = 2**16, 2**28  # of a parquet file, read at a time
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 4}  # bytes
 _HALF_A_FRAME = 0.5
+_ROUNDING = 1.001  # of times, which are stored as float32
 PICTURES = ("PNG", "JPEG", "WEBP")  # Pillow would start Ghostscript for others
 _FLAGS, _SUCCESSES = "decision flags", "successes"
 # Role -> axes and kind of its array.
@@ -154,7 +155,7 @@ def _read(folder: Path, name: str, info: dict[str, Any], chosen: Mapping[str, st
     return Demonstrations(
         env_args=env_args,
         statistics={str(env_args["task_suite_name"]): entry},
-        images=_read_images(folder, list(zip(files, counts, rows_with_images)), features, keys, side),
+        images=_read_images(folder, list(zip(files, counts, rows_with_images)), info, keys, side),
         proprio=proprio,
         actions=actions,
         instructions=[value["instruction"] for value in values],
@@ -397,8 +398,8 @@ def _stored_episodes(
     columns |= {_FLAGS: DECISION} if "rlvla" in info else {}
     columns = {role: name for role, name in columns.items() if name in features}
     videos = {key: _picture_size(features[key]) for key in cameras if features[key]["dtype"] == "video"}
-    tables = _Tables([*columns.values(), _TASK])
-    encoded: dict[Path, tuple[int | None, int, int]] = {}  # file -> `video_frames`
+    tables = _Tables([*columns.values(), _TASK, _TIME])
+    encoded: dict[Path, VideoFacts] = {}
     problems = _overlaps(listed, fps)
     indices: defaultdict[Path, set[int]] = defaultdict(set)  # data file -> listed episodes
     for files in listed:
@@ -423,6 +424,8 @@ def _stored_episodes(
         if rows[_FRAME].tolist() != list(range(count)):
             episode.problems.append(f"{_FRAME} does not number its {count} rows from 0 to {count - 1}")
         episode.arrays |= _stored_arrays(rows, columns, episode.problems)
+        if videos and _TIME in rows:
+            episode.problems += _time_problems(rows[_TIME], fps)
         values["instruction"] = _stored_instruction(files, rows, tasks, episode.problems)
         for key, size in videos.items():
             try:
@@ -624,22 +627,43 @@ def _frames(
     span: tuple[Path, float, float | None],
     fps: float,
     size: tuple[int, int],
-    encoded: dict[Path, tuple[int | None, int, int]],
+    encoded: dict[Path, VideoFacts],
     rows: int,
 ) -> _Frames:
-    """The frames of an episode in a video; `encoded` caches `video_frames` of each file."""
+    """The frames of an episode in a video; `encoded` caches `video_facts` of each file."""
     path, start, end = span
     if path not in encoded:
-        encoded[path] = video_frames(path)
-    total, height, width = encoded[path]
+        encoded[path] = video_facts(path)
+    facts = encoded[path]
+    count = facts.frames
     if end is not None:
-        first, last = round(start * fps), round(end * fps)
-        count = last - first if total is None else min(last, total) - min(first, total)
-    else:
-        count = rows if total is None else total  # if it is not recorded, frames are counted while they are decoded
+        # Frames may begin later than their number tells, where the videos of a file were joined with gaps.
+        left = [0 if facts.frames is None else facts.frames - round(start * fps)]
+        left += [] if facts.seconds is None else [round((facts.seconds - start) * fps)]
+        count = round((end - start) * fps)
+        count = count if facts.frames is None else min(count, max(0, *left))
+    # If it is not recorded, frames are counted while they are decoded.
+    count, height, width = rows if count is None else count, facts.height, facts.width
     # The encoder pads odd sides.
     height, width = (side if padded == side + side % 2 else padded for side, padded in zip(size, (height, width)))
     return _Frames((count, height, width, 3))
+
+
+def _time_problems(column: Any, fps: float) -> list[str]:
+    """Problems of the times of an episode's rows, which tell the frames of its videos."""
+    try:
+        times = as_array(column, 1)
+    except ValueError as error:
+        return [f"{_TIME} {error}"]
+    late = times - np.arange(len(times)) / fps
+    rows = np.flatnonzero(~(np.abs(late) <= _HALF_A_FRAME / fps * _ROUNDING))
+    if not len(rows):
+        return []
+    row = rows[0]
+    return [
+        f"{_TIME} of row {row} is {times[row]:g} s, {abs(late[row]) * fps:.2g} frames from {_FRAME} / fps; at most "
+        f"{_HALF_A_FRAME} are permitted, because the times tell the frames of the videos"
+    ]
 
 
 def _overlaps(episodes: Sequence[EpisodeFiles], fps: float) -> defaultdict[int, list[str]]:
@@ -661,7 +685,7 @@ def _overlaps(episodes: Sequence[EpisodeFiles], fps: float) -> defaultdict[int, 
 def _read_images(
     folder: Path,
     episodes: Sequence[tuple[EpisodeFiles, int, np.ndarray]],
-    features: Mapping[str, Any],
+    info: Mapping[str, Any],
     cameras: Sequence[str],
     side: int,
 ) -> list[np.ndarray]:
@@ -672,13 +696,14 @@ def _read_images(
     Raises:
         DataError: images are missing, cannot be decoded, or have another size or mode than the features say.
     """
+    features, fps = info["features"], float(info["fps"])
     images = empty_images([len(rows) for *_, rows in episodes], (len(cameras), side, side, 3))
     problems = []
     for (files, count, rows), of_episode in zip(episodes, images):
         for index, key in enumerate(cameras):
             try:
                 video = features[key]["dtype"] == "video"
-                frames = _decoded(files, key, count, side) if video else _embedded(files, key, side)
+                frames = _decoded(files, key, count, side, fps) if video else _embedded(files, key, side)
                 of_episode[:, index] = frames[rows]
             except (OSError, ValueError, LookupError, TypeError) as error:
                 problems.append(f"{files.name}: {key}: {error}")
@@ -686,11 +711,15 @@ def _read_images(
     return images
 
 
-def _decoded(files: EpisodeFiles, key: str, count: int, side: int) -> np.ndarray:
-    frames = read_video(*files.videos[key], most=count + 1)
-    if len(frames) != count:
-        number = f"{len(frames)} frames" if len(frames) < count else "more frames"
-        raise ValueError(f"the video has {number}; expected {count}, one for each row")
+def _decoded(files: EpisodeFiles, key: str, count: int, side: int, fps: float) -> np.ndarray:
+    path, start, end = files.videos[key]
+    if end is None:
+        frames = read_video(path, most=count + 1)
+        if len(frames) != count:
+            number = f"{len(frames)} frames" if len(frames) < count else "more frames"
+            raise ValueError(f"the video has {number}; expected {count}, one for each row")
+    else:
+        frames = read_frames(path, start + np.arange(count) / fps, _HALF_A_FRAME / fps * _ROUNDING)
     return frames[:, :side, :side]
 
 

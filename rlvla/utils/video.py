@@ -8,6 +8,8 @@ import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -233,41 +235,95 @@ def video_poster(path: Path) -> bytes | None:
     return buffer.getvalue()
 
 
-def video_frames(path: Path) -> tuple[int | None, int, int]:
-    """(number of frames or None if the file does not record it, height, width) of a video, without decoding it.
+@dataclass(frozen=True)
+class VideoFacts:
+    """The recorded properties of a video that has not been decoded.
+
+    Attributes:
+        frames: their number; None if the file does not record it.
+        seconds: duration; None if the file does not record it.
+        height, width: in pixels.
+    """
+
+    frames: int | None
+    seconds: float | None
+    height: int
+    width: int
+
+
+def video_facts(path: Path) -> VideoFacts:
+    """Read `VideoFacts` from the header of a video.
 
     Raises:
         MissingExtraError: PyAV is not installed.
         ValueError: the file is not a video.
     """
     with _video_stream(path) as (_, stream):
-        return stream.frames or None, stream.height, stream.width
+        seconds = None if stream.duration is None else float(stream.duration * stream.time_base)
+        return VideoFacts(stream.frames or None, seconds, stream.height, stream.width)
 
 
-def read_video(path: Path, start_s: float = 0.0, end_s: float | None = None, *, most: int | None = None) -> np.ndarray:
+def read_video(path: Path, *, most: int | None = None) -> np.ndarray:
     """Decode the frames [F, H, W, 3] uint8 of an mp4 file, in any codec that PyAV supports.
 
     Args:
         path: the video file.
-        start_s: start in seconds, inclusive; time stamps are compared with a tolerance of half a frame.
-        end_s: end in seconds, exclusive; None decodes to the end.
         most: number of frames after which decoding stops; None: no limit.
 
     Raises:
-        ValueError: the file is not a video, or has no frame in that interval.
+        ValueError: the file is not a video, or has no frame.
     """
-    frames: list[Any] = []
     with _video_stream(path) as (container, stream):
-        half = 0.5 / float(stream.average_rate)
-        if start_s > 0:
-            container.seek(int(max(0.0, start_s - 1e-3) / stream.time_base), stream=stream, backward=True)
-        for frame in container.decode(stream):
-            if (end_s is not None and frame.time >= end_s - half) or len(frames) == most:
-                break
-            if frame.time >= start_s - half:
-                frames.append(frame.to_ndarray(format="rgb24"))
+        frames = [frame.to_ndarray(format="rgb24") for frame in islice(container.decode(stream), most)]
     if not frames:
-        raise ValueError(f"{path} has no frame between {start_s:g} s and {'its end' if end_s is None else end_s}")
+        raise ValueError(f"{path} has no frame")
+    return np.stack(frames)
+
+
+def read_frames(path: Path, times: np.ndarray, tolerance: float) -> np.ndarray:
+    """Decode the frame nearest to each time, as [F, H, W, 3] uint8.
+
+    Args:
+        path: the video file.
+        times: [F] increasing times in seconds.
+        tolerance: largest distance of a frame from its time, in seconds.
+
+    Raises:
+        ValueError: the file is not a video, no frame lies within the tolerance, or two times share their nearest frame.
+    """
+    frames: list[np.ndarray] = []
+    shown: list[float] = []
+    last = None
+
+    def settle(until: float) -> None:
+        """Take the last frame for the times up to `until`."""
+        if last is not None:
+            for _ in times[len(frames) : np.searchsorted(times, until, side="right")]:
+                frames.append(last.to_ndarray(format="rgb24"))
+                shown.append(last.time)
+
+    with _video_stream(path) as (container, stream):
+        earliest, latest = times[0] - tolerance, times[-1] + tolerance
+        if earliest > 0:
+            container.seek(int(earliest / stream.time_base), stream=stream, backward=True)
+        for frame in container.decode(stream):
+            if frame.time > latest:
+                break
+            if frame.time >= earliest:
+                settle(frame.time if last is None else (last.time + frame.time) / 2)
+                last = frame
+        settle(latest)
+    if last is None:
+        raise ValueError(f"{path} has no frame between {times[0]:g} and {times[-1]:g} s")
+    far = np.flatnonzero(~(np.abs(shown - times) <= tolerance))
+    if len(far):
+        row = far[0]
+        raise ValueError(
+            f"the frame nearest to row {row} ({times[row]:g} s) is at {shown[row]:g} s, farther than {tolerance:g} s"
+        )
+    shared = np.flatnonzero(np.diff(shown) == 0)
+    if len(shared):
+        raise ValueError(f"rows {shared[0]} and {shared[0] + 1} have the same frame, at {shown[shared[0]]:g} s")
     return np.stack(frames)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import shutil
 import tracemalloc
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -208,6 +210,104 @@ def relabelled(folder: Path, shape: list[int], names: list[str] | None) -> Path:
     info["features"]["observation.images.front"] |= {"shape": shape, "names": names}
     path.write_text(json.dumps(info))
     return folder
+
+
+def ramps(folder: Path, gap: float = 0.0) -> Path:
+    """A v3.0 dataset of three episodes; row r of episode e shows the brightness 60 e + 8 r.
+
+    `gap`: frames of time that pass in the video between two episodes.
+    """
+    import av
+
+    lengths = [5, 7, 6]
+    images = [np.empty((count, 1, 32, 32, 3), np.uint8) for count in lengths]
+    for episode, frames in enumerate(images):
+        frames[:] = (60 * episode + 8 * np.arange(len(frames)))[:, None, None, None, None]
+    demos = Demonstrations(
+        env_args={"task_suite_name": "kitchen", "cameras": ["front"], "image_size": 32},
+        statistics={},
+        images=images,
+        proprio=None,
+        actions=[np.random.default_rng(count).normal(size=(count, 2)).astype(np.float32) for count in lengths],
+        instructions=["tidy up"] * 3,
+        success=[True] * 3,
+        init_states=[],
+    )
+    write_lerobot(folder, demos, 10.0)
+    if gap:
+        with av.open(str(next(folder.rglob("*.mp4"))), "w") as container:
+            stream = container.add_stream("libx264", rate=10)
+            stream.width = stream.height = 32
+            stream.pix_fmt, stream.options = "yuv420p", {"crf": "8"}
+            stream.codec_context.time_base = Fraction(1, 1000)
+            number = 0
+            for episode, frames in enumerate(images):
+                for frame in frames[:, 0]:
+                    picture = av.VideoFrame.from_ndarray(frame, format="rgb24")
+                    picture.pts, picture.time_base = round(100 * (number + gap * episode)), Fraction(1, 1000)
+                    container.mux(stream.encode(picture))
+                    number += 1
+            container.mux(stream.encode())
+    return folder
+
+
+def shifted(folder: Path, where: str, frames: list[float]) -> Path:
+    """The times of each episode are later by so many frames: those of the rows, or of the parts of the video."""
+    if where == "rows":
+        path = folder / "data/chunk-000/file-000.parquet"
+        table = pq.read_table(path)
+        late, names = np.array(frames)[table["episode_index"].to_numpy()], ["timestamp"]
+    else:
+        path = folder / "meta/episodes/chunk-000/file-000.parquet"
+        table, late = pq.read_table(path), np.array(frames)
+        names = [f"videos/observation.images.front/{end}_timestamp" for end in ("from", "to")]
+    for name in names:
+        values = (table[name].to_numpy() + late / 10).astype(table[name].to_numpy().dtype)
+        table = table.set_column(table.column_names.index(name), name, pa.array(values))
+    pq.write_table(table, path)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("where", "frames"),
+    [
+        ("rows", [0.3] * 3),
+        ("rows", [0.0, -0.3, 0.3]),
+        ("videos", [0.3] * 3),
+        ("videos", [0.0, 0.3, -0.1]),
+        ("videos", [0.0, 0.0, 0.3]),
+    ],
+)
+def test_times_may_be_off_by_less_than_half_a_frame(tmp_path: Path, where: str, frames: list[float]) -> None:
+    assert_ramps(read_lerobot(shifted(ramps(tmp_path / "l"), where, frames)))
+
+
+def assert_ramps(demos: Demonstrations) -> None:
+    for episode, images in enumerate(demos.images):
+        brightness = images.mean((1, 2, 3, 4))
+        assert np.abs(brightness - (60 * episode + 8 * np.arange(len(images)))).max() < 3
+
+
+@pytest.mark.parametrize(
+    ("where", "frames", "problem"),
+    [
+        ("rows", [0.6] * 3, "episode 0: timestamp of row 0 is 0.06 s, 0.6 frames from frame_index / fps"),
+        ("rows", [0.0, 0.0, -0.6], "episode 2: timestamp of row 0 is -0.06 s, 0.6 frames"),
+        ("rows", [math.nan, 0.0, 0.0], "episode 0: timestamp of row 0 is nan"),
+        ("videos", [0.6] * 3, r"episode 2: observation.images.front has the shape \[5, "),
+        ("videos", [0.0, 0.6, 0.0], "episode 2: its part of the video observation.images.front overlaps"),
+        ("videos", [0.0, 0.0, 0.6], r"episode 2: observation.images.front has the shape \[5, "),
+    ],
+)
+def test_times_beyond_half_a_frame_are_refused(tmp_path: Path, where: str, frames: list[float], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        read_lerobot(shifted(ramps(tmp_path / "l"), where, frames))
+
+
+def test_episodes_are_found_in_a_video_joined_with_gaps(tmp_path: Path) -> None:
+    assert_ramps(read_lerobot(shifted(ramps(tmp_path / "l", gap=0.4), "videos", [0.0, 0.4, 0.8])))
+    with pytest.raises(ConfigError, match="episode 2: .*farther than"):
+        read_lerobot(ramps(tmp_path / "late", gap=0.4))
 
 
 def with_cameras(folder: Path, *keys: str) -> Path:

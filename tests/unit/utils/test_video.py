@@ -10,7 +10,16 @@ import pytest
 from PIL import Image
 
 from rlvla.utils.errors import MissingExtraError
-from rlvla.utils.video import caption_frames, encode_frames, encode_gif, encode_mp4, read_video, video_size, write_mp4
+from rlvla.utils.video import (
+    caption_frames,
+    encode_frames,
+    encode_gif,
+    encode_mp4,
+    read_frames,
+    read_video,
+    video_size,
+    write_mp4,
+)
 
 av = pytest.importorskip("av", reason="videos need PyAV: the extra rlvla[video]")
 
@@ -37,8 +46,29 @@ def test_frames_come_back(tmp_path: Path) -> None:
     frames = read_video(path)
     assert frames.shape == (8, 32, 34, 3)
     assert np.abs(frames.mean((1, 2, 3)) - 20 * np.arange(8)).max() < 3
-    part = read_video(path, 3 / 5, 6 / 5)
-    assert np.abs(part.mean((1, 2, 3)) - [60, 80, 100]).max() < 3
+    assert len(read_video(path, most=3)) == 3
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.3, -0.3])
+def test_the_frame_nearest_to_a_time_is_read(tmp_path: Path, shift: float) -> None:
+    path = tmp_path / "v.mp4"
+    write_mp4(path, ramp(8), fps=5)
+    part = read_frames(path, (np.array([3, 4, 6]) + shift) / 5, 0.5 / 5)
+    assert np.abs(part.mean((1, 2, 3)) - [60, 80, 120]).max() < 3
+    assert len(read_frames(path, (np.arange(8) + shift) / 5, 0.5 / 5)) == 8
+
+
+def test_frames_beyond_the_tolerance_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "v.mp4"
+    write_mp4(path, ramp(8), fps=5)
+    for times, problem in (
+        ((np.arange(8) + 0.6) / 5, r"row 7 \(1.52 s\) is at 1.4 s"),
+        (np.array([0.2, 0.32, 0.4]), r"row 1 \(0.32 s\) is at 0.4 s, farther than 0.05 s"),
+        (np.array([0.19, 0.21]), "rows 0 and 1 have the same frame, at 0.2 s"),
+        (np.array([9.0, 9.2]), "no frame between 9 and 9.2 s"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            read_frames(path, times, 0.1 if len(times) == 8 else 0.05)
 
 
 def test_a_video_is_written_frame_by_frame(tmp_path: Path) -> None:
@@ -52,8 +82,6 @@ def test_what_is_no_video_is_an_error(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(ValueError, match="not a readable video"):
         read_video(tmp_path / "v.mp4")
     write_mp4(tmp_path / "v.mp4", ramp(2), fps=5)
-    with pytest.raises(ValueError, match="no frame between"):
-        read_video(tmp_path / "v.mp4", 9.0, 10.0)
     for frames, fps in ((np.zeros((0, 8, 8, 3), np.uint8), 5), (np.zeros((2, 8, 8, 3)), 5), (ramp(2), 0)):
         with pytest.raises(ValueError):
             encode_mp4(frames, fps)
