@@ -124,10 +124,7 @@ def load_folder(
         model = model_class(config)
     check_tensors(str(folder), shapes_of(model.state_dict()), tensors.shapes)
     # One tensor at a time, so that at most one is in memory twice.
-    state = {}
-    for name in model.state_dict():
-        tensor = tensors.read(name)
-        state[name] = tensor.to(device=device, dtype=dtype if dtype and tensor.is_floating_point() else None)
+    state = {name: tensors.read(name, dtype).to(device) for name in model.state_dict()}
     model.load_state_dict(state, assign=True)
     model.dataset_statistics = statistics
     model.folder = _describe_folder(folder, raw, tensors, reason)

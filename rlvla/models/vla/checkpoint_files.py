@@ -111,12 +111,18 @@ class FolderTensors:
         """Shape of every tensor."""
         return {name: stored.shape for name, stored in self.tensors.items()}
 
-    def read(self, name: str) -> Tensor:
-        """Read a tensor and merge its adapters."""
+    def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """Read a tensor and merge its adapters in float32, rounded once at the end.
+
+        Args:
+            name: the tensor.
+            dtype: of the result, if it is a floating-point tensor; None: as stored.
+        """
         tensor = self.tensors[name].read()
+        dtype = dtype if dtype and tensor.is_floating_point() else tensor.dtype
         for adapter in self.adapters.get(name, ()):
-            tensor = merged_weight(tensor, adapter.down.read(), adapter.up.read(), adapter.scale)
-        return tensor
+            tensor = merged_weight(tensor.float(), adapter.down.read(), adapter.up.read(), adapter.scale)
+        return tensor.to(dtype)
 
 
 def merged_weight(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:

@@ -226,6 +226,40 @@ def test_merging_is_the_formula() -> None:
     assert torch.allclose(merged["x.q_proj.weight"], w + 0.5 * b @ a, atol=1e-6)
 
 
+def test_bfloat16_weights_are_merged_in_float32_and_rounded_once() -> None:
+    w, a, b = (torch.randn(*shape).bfloat16() for shape in ((64, 48), (4, 48), (64, 4)))
+    stem = "base_model.model.x."
+    state = {f"{stem}base_layer.weight": w, f"{stem}lora_A.default.weight": a, f"{stem}lora_B.default.weight": b}
+    exact = w.float() + 0.01 * b.float() @ a.float()
+    merged = MergedWeights(state, 0.01)["x.weight"]
+    assert merged.dtype == torch.bfloat16 and torch.equal(merged, exact.bfloat16())
+    assert not torch.equal(merged, w + 0.01 * b @ a), "what bfloat16 would give"
+
+
+def test_merging_moves_greedy_actions_no_more_than_bfloat16_does(policy_folder: Path, tmp_path: Path) -> None:
+    """Adapters of 3 % of the weights; distances in bins to the policy in float32, over 256 random observations."""
+    Actor.from_pretrained(policy_folder).to(torch.bfloat16).save_pretrained(tmp_path / "base")
+    config, generator = ActorConfig(lora_rank=4, lora_alpha=4), torch.Generator().manual_seed(0)
+    adapted, exact = (
+        Actor.from_pretrained(tmp_path / "base", config).to(dtype).eval() for dtype in (torch.bfloat16, torch.float32)
+    )
+    with torch.no_grad():
+        for layer in (module for module in adapted.modules() if hasattr(module, "lora_A")):
+            down, up = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+            up.normal_(generator=generator)
+            up *= 0.03 * layer.base_layer.weight.float().std() / (up.float() @ down.float()).std()
+    exact.load_state_dict(adapted.state_dict())
+    adapted.save_pretrained(tmp_path / "merged")
+    merged, base = (Actor.from_pretrained(tmp_path / name, dtype=torch.bfloat16).eval() for name in ("merged", "base"))
+    images, proprio, instructions = observations(256)
+
+    def bins(actor: Actor) -> np.ndarray:
+        return actor.act(*actor.prepare(images, proprio), instructions, noise=None, temperature=1.0).trace["tokens"]
+
+    distances = [float(np.abs(bins(actor) - bins(exact)).mean()) for actor in (adapted, merged, base)]
+    assert distances[1] < 1.3 * distances[0] and distances[2] > 2 * distances[1], distances
+
+
 def test_gradient_checkpointing_changes_memory_not_gradients(policy_folder: Path) -> None:
     rows, grads = experience(2), []
     for on in (False, True):

@@ -58,6 +58,27 @@ def read_base(folder):
     return Path(json.loads((folder / "lora_adapter" / "adapter_config.json").read_text())["base_model_name_or_path"])
 
 
+def test_small_adapters_on_a_bfloat16_base_are_rounded_once(tiny_folder, tmp_path):
+    """Two adapters, each of a third of the spacing of bfloat16: rounded one by one, both would vanish."""
+    load(tiny_folder, dtype=torch.bfloat16).save_pretrained(tmp_path / "base")
+    actor = Actor.from_pretrained(tmp_path / "base", ActorConfig(lora_rank=1, lora_alpha=1), dtype=torch.float32)
+    layer = next(m for name, m in actor.named_modules() if name.endswith("layers.0.self_attn.q_proj"))
+    with torch.no_grad():
+        spacing = layer.base_layer.weight.abs().max().log2().floor().exp2() / 128
+        layer.lora_A["default"].weight.fill_(1.0)
+        layer.lora_B["default"].weight.fill_(spacing / 3)
+    actor.save_pretrained(tmp_path / "adapted")
+    name, base = "language_model.model.layers.0.self_attn.q_proj.weight", tmp_path / "base"
+    for count in (1, 2):
+        alone = shutil.copytree(tmp_path / "adapted" / "lora_adapter", tmp_path / f"alone{count}")
+        config = json.loads((alone / "adapter_config.json").read_text())
+        (alone / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": str(base)}))
+        base = alone
+        exact = load(tmp_path / "base").state_dict()[name].float() + count * spacing / 3
+        torch.testing.assert_close(load(alone, dtype=torch.float32).state_dict()[name], exact, rtol=0, atol=1e-7)
+        assert torch.equal(load(alone).state_dict()[name], exact.bfloat16())
+
+
 def test_an_adapter_beside_merged_weights_is_not_added_twice(adapted):
     assert not find_tensors(adapted).adapters
 
