@@ -33,6 +33,7 @@ from rlvla.commands.supervised import supervised_header, supervised_problems
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_several
 from rlvla.envs.config import EnvConfig, heldout_problems
+from rlvla.envs.registry import is_known
 from rlvla.envs.splits import LearnedStates, UnseenStates
 from rlvla.models.config import ActorConfig
 from rlvla.models.families import Checkpoint, check_checkpoint, checkpoint_option_problems, checkpoint_overrides
@@ -171,7 +172,7 @@ def _train(
         content = {name: getattr(trainer.verdict, name) for name in ("sentences", "missing", "rl")}
         BestEffortWriter(VERDICT_FILE).attempt(lambda: write_json(save_path / VERDICT_FILE, content))
         show(f"saved {policy} after {duration(time.perf_counter() - start)}")
-        suggest(f"{_next_command(trainer.verdict, policy, run, config, demos)}{words_for_later_commands()}")
+        suggest(_next_command(trainer.verdict, policy, run, config, demos))
     return policy
 
 
@@ -185,22 +186,25 @@ def _warn_of_another_suite(demos: Demonstrations, pretrain: str) -> None:
 
 def _next_command(verdict: Verdict, policy: Path, run: SFTRunConfig, config: SFTConfig, demos: Demonstrations) -> str:
     """The command that the verdict suggests: reinforcement learning, more epochs or data, or an evaluation."""
+    modules = words_for_later_commands()
     as_it_is = verdict.rl in ("ready", "saturated") or (verdict.rl is None and verdict.learned)
     first = None if as_it_is else verdict.missing[:1]
     if first == ("epochs",):
         longer = f"--max_epochs {2 * config.max_epochs}"
         longer += "" if config.max_steps is None else f" --max_steps {2 * config.max_steps}"
         again = f"--config {Path(run.save_path) / RUN_CONFIG_FILE} {longer}"
-        return f"python cli/train_sft_vla.py {again} --save_path {run.save_path}_longer"
+        return f"python cli/train_sft_vla.py {again} --save_path {run.save_path}_longer{modules}"
+    if not is_known(str(demos.env_args.get("task_suite_name"))):  # e.g. the folder name of a dataset made elsewhere
+        return f"python cli/inspect_vla.py --pretrain {policy}"
     if first == ("data",):
         env = demos.env_args
         argv = ["--task_suite_name", env["task_suite_name"], "--cameras", *env["cameras"]]
         argv += ["--image_size", demos.images[0].shape[2]] + ["--use_proprio"] * (demos.proprio is not None)
         argv += ["--num_demos", 2 * len(demos.actions) // max(1, len(env.get("task_ids") or ()))]
-        return f"python cli/collect_demos.py {shlex.join(map(str, argv))} --output {run.save_path}_demos"
+        return f"python cli/collect_demos.py {shlex.join(map(str, argv))} --output {run.save_path}_demos{modules}"
     if verdict.rl in ("ready", "slow"):
-        return f"python cli/train_ppo_vla.py --pretrain {policy} --save_path {run.save_path}_ppo"
-    return f"python cli/eval_vla.py --pretrain {policy}"
+        return f"python cli/train_ppo_vla.py --pretrain {policy} --save_path {run.save_path}_ppo{modules}"
+    return f"python cli/eval_vla.py --pretrain {policy}{modules}"
 
 
 def _unseen_problems(run: SFTRunConfig, demos: Demonstrations, env_python: str | None) -> list[Problem]:

@@ -20,11 +20,13 @@ from rlvla.data.robomimic import read_episodes
 from rlvla.data.validation import camera_problems, refuse
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.config import EnvConfig
+from rlvla.envs.registry import is_known
 from rlvla.utils.data_files import inside, read_json
 from rlvla.utils.errors import ConfigError, Problem
 from rlvla.utils.files import is_repo_id
 
 T = TypeVar("T")
+SUITE = "task_suite_name"  # in `Demonstrations.env_args`
 _HDF5 = (".hdf5", ".h5")
 
 
@@ -310,6 +312,9 @@ def disagreements(paths: Sequence[str], datasets: Sequence[Demonstrations], same
 
 
 def _differences(first: Demonstrations, other: Demonstrations, same: Sequence[str]) -> list[tuple[str, Any, Any]]:
+    suites = [str(demos.env_args.get(SUITE)) for demos in (first, other)]
+    # A dataset made elsewhere is named after its folder, which is no suite.
+    same = [name for name in same if name != SUITE or any(map(is_known, suites))]
     pairs = [(name, first.env_args.get(name), other.env_args.get(name)) for name in same]
     pairs.append(("having proprio", first.proprio is not None, other.proprio is not None))
     if first.proprio and other.proprio:

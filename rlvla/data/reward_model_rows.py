@@ -9,14 +9,14 @@ import numpy as np
 import torch
 
 from rlvla.data.demonstrations import UNKNOWN_STATE, Demonstrations, split_by_state
-from rlvla.data.reading import read_several
+from rlvla.data.reading import SUITE, read_several
 from rlvla.experience import Experience
 from rlvla.models.value_models import RewardModel
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.seeding import derive_rng
 
 # Options that affect the appearance of a frame or the meaning of its proprio.
-_SAME = ("task_suite_name", "image_size", "render_quality")
+_SAME = (SUITE, "image_size", "render_quality")
 _EARLY = 0.5  # in the first half of a successful episode, frames are labeled as "no success yet"
 
 

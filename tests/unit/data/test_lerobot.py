@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 import shutil
 import tracemalloc
 from fractions import Fraction
@@ -15,6 +16,7 @@ import pytest
 
 from cli.check_demos import main as check_demos
 from cli.convert_demos import main as convert
+from cli.inspect_vla import main as inspect
 from cli.train_rm_vla import main as train_rm
 from cli.train_sft_vla import main as sft
 from cli.view_data import main as view
@@ -22,6 +24,7 @@ from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.lerobot import read_lerobot
 from rlvla.data.lerobot_writing import _picture_moments, write_lerobot
 from rlvla.data.reading import read_demonstrations, read_several
+from rlvla.data.reward_model_rows import read_outcomes
 from rlvla.utils.errors import ConfigError
 
 pa = pytest.importorskip("pyarrow", reason="LeRobot datasets need the extra rlvla[lerobot]")
@@ -511,7 +514,15 @@ def test_unrecorded_success_stays_unrecorded(tmp_path: Path, capsys: pytest.Capt
     assert "success of the episodes is not recorded" in capsys.readouterr().err
 
 
-def test_sft_learns_from_it(tmp_path: Path) -> None:
+def test_outcomes_of_folders_made_elsewhere_are_joined(demos_file: Path, tmp_path: Path) -> None:
+    """Their names are those of the folders, not of suites."""
+    folders = [with_columns(foreign(tmp_path / name), {}, success=[True, False]) for name in ("one", "two")]
+    assert read_outcomes([str(folder) for folder in folders]).success == [True, False] * 2
+    with pytest.raises(ConfigError, match="task_suite_name is 'toy_reach', but 'one'"):
+        read_outcomes([str(folders[0]), str(demos_file)])
+
+
+def test_sft_learns_from_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sft(
         ["--demos", str(foreign(tmp_path / "kitchen")), "--dataset_camera", "top=observation.images.front"]
         + ["--save_path", str(tmp_path / "sft"), "--max_epochs", "1"]
@@ -521,6 +532,11 @@ def test_sft_learns_from_it(tmp_path: Path) -> None:
     record = json.loads((tmp_path / "sft" / "policy" / "rlvla_environment.json").read_text())
     assert record["task_suite_name"] == "kitchen" and record["image_size"] == 32 and record["cameras"] == ["top"]
     assert record["learned_from"] == [{"suite": "kitchen", "task_id": None, "start": 0, "stop": 0}], "not recorded"
+    shown = capsys.readouterr().out
+    program, *argv = re.search(r"next: python cli/(.*)", shown)[1].split()
+    assert program == "inspect_vla.py"
+    inspect(argv)
+    assert "kitchen" in capsys.readouterr().out
 
 
 def test_unreadable_datasets_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
