@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 if not __package__:  # run as a file, not as part of the installed package
@@ -20,17 +21,9 @@ from rlvla.utils.signals import begin
 begin(__name__)
 
 from rlvla.commands.custom_modules import CustomConfig, parse_command_line, words_for_later_commands
-from rlvla.commands.dagger import (
-    EXPERT_FLAGS,
-    OUTPUT,
-    WITHHELD,
-    DaggerConfig,
-    check_training,
-    programs_of_rounds,
-    run_dagger,
-)
+from rlvla.commands.dagger import OUTPUT, WITHHELD, DaggerConfig, RoundCommands, run_dagger
 from rlvla.commands.demos.config import CollectConfig
-from rlvla.commands.sft_runs import TRAINING, program_of, training_parser, without_flags
+from rlvla.commands.sft_runs import TRAINING, check_command, program_of, training_parser, without_flags
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.experts import ExpertConfig
 from rlvla.envs.workers.config import WorkerConfig
@@ -42,6 +35,9 @@ from rlvla.utils.cli.flags import Parser, add_arguments, from_namespace, given_f
 from rlvla.utils.errors import ConfigError, collected
 from rlvla.utils.terminal import suggest
 
+_PLAYING = ("num_envs", "env_python")  # flags of the training that apply to recording and evaluation
+_OF_TRAINING = ("heldout_tasks",)  # of `SplitConfig`: the training has this flag
+
 
 def build_parser() -> Parser:
     """The command line: that of the training, with the rounds."""
@@ -49,41 +45,63 @@ def build_parser() -> Parser:
     parser.description = Parser(__doc__ or "").description
     add_arguments(parser, DaggerConfig, "rounds")
     add_arguments(parser, ExpertConfig, "expert")
-    parser.set_defaults(save_path=OUTPUT)
+    add_arguments(parser, SplitConfig, "initial states", without=_OF_TRAINING)
+    parser.set_defaults(save_path=OUTPUT, pretrain="runs/sft/policy", max_epochs=1000)
     return parser
 
 
-@command()
+@command(after_interrupt="remove --save_path, or name another, to start over")
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    namespace = parse_command_line(build_parser, argv)
+    namespace, parser = parse_command_line(build_parser, argv), build_parser()
     config, run = from_namespace(DaggerConfig, namespace), from_namespace(SFTRunConfig, namespace)
-    modules = from_namespace(CustomConfig, namespace).custom_module
-    folder = Path(run.save_path)
-    problems = [*range_problems(config), *range_problems(run), *config.problems(run, folder)]
-    if not problems:
-        with heavy_imports():
-            from rlvla.commands.demos.players import checked_player
-        recording = CollectConfig(str(folder / "round_1"), run.pretrain, 1.0, corrections=True)
-        player = EnvConfig(), recording, SplitConfig(), WorkerConfig(), PolicyConfig()
-        collected(problems, lambda: checked_player(*player, lambda: from_namespace(ExpertConfig, namespace)))
+    split = from_namespace(SplitConfig, namespace)
+    tokens = [*config_file_arguments(argv, training_parser(__package__).repeated_flags()), *argv]
+    given = given_flags(parser, tokens)
+    problems = [*range_problems(config), *range_problems(run), *config.problems(run, given)]
+    if problems:
+        raise ConfigError(problems)
+    with heavy_imports():
+        from rlvla.commands.demos.players import checked_player
+        from rlvla.commands.run_policies import policy_folder
+    folder, policy = Path(run.save_path), policy_folder(run.pretrain, env_python=namespace.env_python)
+    recording = CollectConfig(
+        output=str(folder / "round_1"), policy=policy, temperature=1.0, corrections=True, num_demos=config.round_demos
+    )
+    collected(
+        problems,
+        lambda: checked_player(
+            EnvConfig(env_python=namespace.env_python),
+            recording,
+            split,
+            WorkerConfig(),
+            PolicyConfig(),
+            lambda: from_namespace(ExpertConfig, namespace),
+        ),
+    )
     if problems:
         raise ConfigError([p.of_flag("pretrain", run.pretrain) if p.flag == "policy" else p for p in problems])
-    tokens = [*config_file_arguments(argv, training_parser(__package__).repeated_flags()), *argv]
-    given = given_flags(build_parser(), tokens)
-    programs = programs_of_rounds(
-        config,
+
+    def flags_of(*kinds: type) -> list[str]:
+        names = sorted({field.name for kind in kinds for field in fields(kind)} & given)
+        return [token for name in names for token in flag_arguments(name, getattr(namespace, name))]
+
+    playing = [token for name in _PLAYING for token in flag_arguments(name, getattr(namespace, name))]
+    withheld = WITHHELD if namespace.eval_epochs else WITHHELD | set(_PLAYING)
+    epochs = [] if "max_epochs" in given else [f"--max_epochs={namespace.max_epochs}"]
+    commands = RoundCommands(
         {name: program_of(name, __package__, __file__) for name in (TRAINING, "collect_demos", "eval_vla")},
-        list(without_flags(tokens, WITHHELD)),
-        [token for name in sorted(given & EXPERT_FLAGS) for token in flag_arguments(name, getattr(namespace, name))],
-        [*flag_arguments("num_envs", namespace.num_envs), *flag_arguments("custom_module", modules or None)],
+        [*without_flags(parser, tokens, withheld), *epochs],
+        flags_of(ExpertConfig),
+        [*playing, *flags_of(SplitConfig), *flags_of(CustomConfig)],
     )
-    check_training(programs, run.pretrain, run.demos, folder, quiet=not namespace.dry_run)
+    trial = commands.train(config, Path(policy), run.demos, folder / "round_1" / "sft")
+    check_command(trial, quiet=not namespace.dry_run)
     if namespace.dry_run:
         return
-    policy = run_dagger(config, Path(run.pretrain), run.demos, folder, programs, run.seed)
-    suggest(f"python cli/train_ppo_vla.py --pretrain {policy} --save_path {folder}_ppo{words_for_later_commands()}")
+    best = run_dagger(config, Path(policy), run.demos, folder, commands, run.seed)
+    suggest(f"python cli/train_ppo_vla.py --pretrain {best} --save_path {folder}_ppo{words_for_later_commands()}")
 
 
 if __name__ == "__main__":

@@ -21,13 +21,13 @@ from rlvla.utils.signals import begin
 begin(__name__)
 
 from rlvla.commands.custom_modules import parse_command_line
-from rlvla.commands.sft_runs import TRAINING, program_of, training_parser, without_flags
+from rlvla.commands.sft_runs import TRAINING, check_command, program_of, training_parser, without_flags
 from rlvla.commands.tune_sft import (
     OUTPUT,
     OWN_FLAGS,
     TRIALS_FILE,
     TuneConfig,
-    check_trial,
+    dry_trial,
     run_tuning,
     trial_command,
 )
@@ -68,8 +68,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ConfigError(problems)
     withheld = (*OWN_FLAGS, "config", "dry_run", "max_steps", "save_path")
     program = program_of(TRAINING, __package__, __file__)
-    trial = trial_command(program, list(without_flags(tokens, withheld)), given)
-    check_trial(trials[0], folder, trial, quiet=not namespace.dry_run)
+    trial = trial_command(program, list(without_flags(build_parser(), tokens, withheld)), given)
+    check_command(dry_trial(trials[0], folder, trial), quiet=not namespace.dry_run)
     if not namespace.dry_run:
         run_tuning(trials, config.trial_steps, namespace.max_steps, folder, trial)
 

@@ -6,14 +6,14 @@ import importlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 
 from rlvla.envs.workers.guardian import MARK, new_mark
 from rlvla.utils.cli.flags import Parser
 
 TRAINING = "train_sft_vla"
-SUMMARY = "summary"  # of a choice by measurements, in the JSON file of the command
+_SHOWN_LINES = 8  # of the output of a failed command
 
 
 def training_parser(package: str | None) -> Parser:
@@ -28,13 +28,13 @@ def program_of(name: str, package: str | None, file: str) -> list[str]:
     return [str(Path(file).resolve().with_name(f"{name}.py"))]
 
 
-def without_flags(tokens: Sequence[str], names: Sequence[str]) -> Iterator[str]:
-    """The arguments without these flags and their values."""
+def without_flags(parser: Parser, tokens: Sequence[str], names: Container[str]) -> Iterator[str]:
+    """The arguments without these flags, under any of their names, and their values."""
     skipped = False
     for token in tokens:
         if token.startswith("--"):
-            name = token.removeprefix("--").partition("=")[0]
-            skipped = name.removeprefix("no-") in names
+            action = parser._option_string_actions.get(token.partition("=")[0])
+            skipped = action is not None and action.dest in names
         if not skipped:
             yield token
 
@@ -42,6 +42,14 @@ def without_flags(tokens: Sequence[str], names: Sequence[str]) -> Iterator[str]:
 def marked_environment(**variables: str) -> dict[str, str]:
     """Environment of a process that ends with this one, however this one ends."""
     return {**os.environ, MARK: new_mark(), **variables}
+
+
+def check_command(argv: Sequence[str], *, quiet: bool) -> None:
+    """Let a command check its flags and files (--dry_run); SystemExit after its messages if it cannot use them."""
+    output = subprocess.DEVNULL if quiet else None
+    status = subprocess.run([sys.executable, *argv, "--dry_run"], stdout=output, check=False).returncode
+    if status:
+        raise SystemExit(status)
 
 
 def run_logged(argv: Sequence[str], log: Path) -> None:
@@ -59,4 +67,6 @@ def run_logged(argv: Sequence[str], log: Path) -> None:
             child.kill()
             child.wait()
     if status:
-        raise SystemExit(f"{Path(argv[0]).name} failed; its output: {log}")
+        name = argv[1] if argv[0] == "-m" else Path(argv[0]).name
+        last = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_SHOWN_LINES:])
+        raise SystemExit(f"{last}\n{name} failed; its output: {log}")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvla.checkpoints.run_folder import METRICS_FILE
-from rlvla.commands.sft_runs import SUMMARY, marked_environment
+from rlvla.commands.sft_runs import marked_environment
 from rlvla.evaluation.statistics import wilson_interval
 from rlvla.utils.cli.config_file import flag_arguments
 from rlvla.utils.cli.flags import Parser, arg
@@ -24,7 +24,7 @@ from rlvla.utils.data_files import parse_yaml
 from rlvla.utils.errors import ConfigError, Problem
 from rlvla.utils.files import write_json
 from rlvla.utils.launcher import ACCELERATOR_FILES
-from rlvla.utils.terminal import log, show, table
+from rlvla.utils.terminal import SUMMARY, log, show, table
 
 CHOICE_FILE, TRIALS_FILE, LOG_FILE = "choice.yaml", "trials.json", "log.txt"
 OUTPUT = "runs/tune"  # default of --save_path
@@ -168,12 +168,9 @@ def trial_command(program: Sequence[str], tokens: Sequence[str], given: Sequence
     return [*program, *tokens, *_flags(defaults)]
 
 
-def check_trial(settings: Settings, folder: Path, command: Sequence[str], *, quiet: bool = True) -> None:
-    """Let the training check the flags and files of a trial; SystemExit after its messages if it cannot use them."""
-    argv = [sys.executable, *command, *_flags(settings), f"--save_path={folder / 'sft'}", "--dry_run"]
-    status = subprocess.run(argv, stdout=subprocess.DEVNULL if quiet else None, check=False).returncode
-    if status:
-        raise SystemExit(status)
+def dry_trial(settings: Settings, folder: Path, command: Sequence[str]) -> list[str]:
+    """Arguments of Python that check a trial, see `check_command`."""
+    return [*command, *_flags(settings), f"--save_path={folder / 'sft'}"]
 
 
 def _flags(settings: Settings) -> list[str]:

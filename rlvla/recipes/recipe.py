@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlvla.commands.dagger import EXPERT_FLAGS
 from rlvla.commands.tune_sft import CHOICE_FILE, TuneConfig
 from rlvla.data.lerobot_cache import cached_dataset
+from rlvla.envs.config import SplitConfig
+from rlvla.envs.experts import ExpertConfig
 from rlvla.envs.registry import get_suite, trust_suite
 from rlvla.utils.cli.config_file import flag_arguments
 from rlvla.utils.cli.flags import Parser, arg
@@ -28,6 +29,16 @@ ALL = "all"  # beside the stages: settings for every stage that has such a flag
 MINUTES, PROCESSES = "minutes", "processes"  # settings of a stage that are not flags of its command
 _STAGE_SETTINGS = (MINUTES, PROCESSES)
 _OF_SFT_ALONE = (*_STAGE_SETTINGS, "save_path", "fallback_path")  # settings that do not apply to the stage `tune`
+# Stage -> its settings that apply to `dagger`, too.
+_OF_DAGGER = {
+    "demos": frozenset(field.name for kind in (ExpertConfig, SplitConfig) for field in fields(kind)),
+    "sft": frozenset(
+        [
+            *("sft_loss", "train_batch_size", "micro_train_batch_size", "bf16", "zero_stage", "adam_offload"),
+            *("param_offload", "gradient_checkpointing", "lora_rank", "lora_alpha", "lora_targets"),
+        ]
+    ),
+}
 _TOP = ("about", "output", ALL, "stages", "variants")
 # A dry run would leave no output for the next stage; a file of flags would bypass the checks made here.
 _WITHHELD = ("dry_run", "config", "local_rank", "help", "version")
@@ -431,9 +442,10 @@ def plan(
                 continue  # nothing is left to choose
             collected(problems, partial(compared.combinations, parsers["train_sft_vla"]))
             settings = {flag: value for flag, value in training.items() if flag not in _OF_SFT_ALONE} | settings
-        if name == "dagger":  # the same expert
-            recording = _merged("demos", [recipe.base, *sources], parsers)
-            settings = {flag: value for flag, value in recording.items() if flag in EXPERT_FLAGS} | settings
+        if name == "dagger":  # the same expert and states, the same training
+            for stage, flags in _OF_DAGGER.items():
+                others = _merged(stage, [recipe.base, *sources], parsers)
+                settings = {flag: value for flag, value in others.items() if flag in flags} | settings
         if demos and "demos" in (KINDS[name].reads or {}):
             settings["demos"] = [str(path) for path in demos]
         minutes, processes = settings.pop(MINUTES, None), settings.pop(PROCESSES, None)

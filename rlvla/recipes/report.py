@@ -10,7 +10,6 @@ from typing import Any
 
 from rlvla.checkpoints.run_folder import EVALUATIONS_FILE, RUN_FILE, TOTALS_FILE
 from rlvla.commands.dagger import ROUNDS_FILE
-from rlvla.commands.sft_runs import SUMMARY
 from rlvla.commands.tune_sft import TRIALS_FILE
 from rlvla.evaluation.comparison import Difference
 from rlvla.evaluation.report import SUITES_KEY, EvaluationReport, PolicyEvaluation, SuiteEvaluation
@@ -20,7 +19,7 @@ from rlvla.recipes.recipe import POLICY_FOLDER, REPORT, Stage
 from rlvla.recipes.state import State
 from rlvla.utils.data_files import read_json
 from rlvla.utils.files import write_json
-from rlvla.utils.terminal import duration, page_words, table
+from rlvla.utils.terminal import SUMMARY, duration, page_words, table
 
 REPORT_FILE = f"{REPORT}.json"
 START, END = "sft", "rl"  # keys of the report
@@ -88,9 +87,11 @@ def outcome_of(stages: Sequence[Stage], state: State) -> Outcome:
         evaluated = evaluated or _of_training(folder)
     names = tuple(name for name in (START, END) if name in evaluated)
     choices = {
-        name: str(read_json(path).get(SUMMARY, ""))
+        name: str(text)
         for name, file in _CHOICES.items()
-        if name in by_name and (path := by_name[name].output / file).is_file()
+        if name in by_name
+        and (path := by_name[name].output / file).is_file()
+        and (text := read_json(path).get(SUMMARY))
     }
     if not names:
         return Outcome(None, (), seconds, totals, choices)

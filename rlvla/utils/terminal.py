@@ -16,6 +16,7 @@ from typing import Any, TextIO
 from rlvla.utils.cli.programs import as_installed
 from rlvla.utils.signals import silence_closed_outputs
 
+SUMMARY = "summary"  # key of the JSON files of stages that choose by measurements
 IN_RECIPE = "RLVLA_IN_RECIPE"  # in the environment of commands that a recipe runs
 LOG_LEVELS = ("debug", "info", "warning", "error")
 log = logging.getLogger("rlvla")

@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from cli import dagger_vla
+from rlvla.checkpoints.policy_folder import learned_states, recorded_environment
 from rlvla.commands import dagger
-from rlvla.commands.dagger import DaggerConfig, Programs, run_dagger
+from rlvla.commands.dagger import DaggerConfig, RoundCommands, run_dagger
+from rlvla.commands.sft_runs import TRAINING
+from rlvla.data.reading import read_demonstrations
 from rlvla.evaluation.results import Rate
+from rlvla.models.families import check_checkpoint
 
-PROGRAMS = Programs(["collect.py"], ["train.py"], ["evaluate.py"])
+COMMANDS = RoundCommands({"collect_demos": ["collect"], TRAINING: ["train"], "eval_vla": ["evaluate"]}, [], [], [])
 
 
 def rate(successes: int) -> Rate:
     return Rate.of([True] * successes + [False] * (100 - successes))
 
 
+def value_of(argv: list[str], flag: str) -> str:
+    return next(token.partition("=")[2] for token in argv if token.startswith(f"--{flag}="))
+
+
 @pytest.mark.parametrize(
     ("successes", "flags", "best", "end"),
     [
-        ([96], {}, 0, "96% of the episodes succeed"),
-        ([40, 70, 97], {}, 2, "97% of the episodes succeed"),
-        ([40, 70, 70], {}, 1, "the last round gained nothing"),  # of equals the former
-        ([40, 30], {}, 0, "the last round gained nothing"),
-        ([40, 70, 90], {"max_minutes": 25.0}, 2, "--max_minutes 25 are over"),
-        ([40], {"target_success": 0.4}, 0, "40% of the episodes succeed"),
+        ([96], {}, 0, "target reached (--target_success 0.95)"),
+        ([40, 70, 97], {}, 2, "target reached"),
+        ([40, 70, 70], {}, 1, "the last round did not improve success"),  # of equals the former
+        ([40, 30], {}, 0, "the last round did not improve success"),
+        ([40, 70, 90], {"max_minutes": 25.0}, 2, "time budget spent (--max_minutes 25)"),
+        ([40], {"target_success": 0.4}, 0, "target reached"),
     ],
 )
 def test_rounds_end_with_the_best_policy(
@@ -40,35 +50,36 @@ def test_rounds_end_with_the_best_policy(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A round takes ten minutes; each continues from the best policy, on all data so far."""
-    clock, trained = [0.0], []
-    (start := tmp_path / "start").mkdir()
+    now, seeds = 0.0, set()
+    start, folder = tmp_path / "start", tmp_path / "dagger"
+    start.mkdir()
     (start / "weights").write_text("0")
+    policies = [start]
 
     def run(argv: list[str], log: Path) -> None:
-        value = {name: argv[argv.index(name) + 1] for name in ("--policy", "--pretrain") if name in argv}
-        if argv[0] == "collect.py":
-            assert value["--policy"] == str(expected_policy()) and argv[argv.index("--seed") + 1] not in seen
-            seen.add(argv[argv.index("--seed") + 1])
-        elif argv[0] == "train.py":
-            clock[0] += 600.0
-            data = argv[argv.index("--demos") + 1 : argv.index("--save_path")]
-            rounds = [str(folder / f"round_{n}" / "corrections" / "demos.hdf5") for n in range(1, len(trained) + 2)]
-            assert data == ["a.hdf5", *rounds] and value["--pretrain"] == str(expected_policy())
-            policy = Path(argv[argv.index("--save_path") + 1]) / "policy"
+        nonlocal now
+        if argv[0] == "collect":
+            assert value_of(argv, "policy") == str(policies[-1]) and value_of(argv, "seed") not in seeds
+            seeds.add(value_of(argv, "seed"))
+            left = 60 * flags.get("max_minutes", 60.0) - now
+            assert float(value_of(argv, "max_minutes")) == pytest.approx(left / 120)
+        elif argv[0] == "train":
+            now += 600.0
+            data = argv[argv.index("--demos") + 1 : -2]
+            rounds = [str(folder / f"round_{n}" / "corrections" / "demos.hdf5") for n in range(1, len(policies) + 1)]
+            assert data == ["a.hdf5", *rounds] and value_of(argv, "pretrain") == str(policies[-1])
+            policy = Path(value_of(argv, "save_path")) / "policy"
             policy.mkdir(parents=True)
-            (policy / "weights").write_text(str(len(trained) + 1))
-            trained.append(policy)
+            (policy / "weights").write_text(str(len(policies)))
+            policies.append(policy)
+        else:
+            assert value_of(argv, "pretrain") == str(policies[-1])
 
-    def expected_policy() -> Path:
-        return trained[-1] if trained else start
-
-    seen: set[str] = set()
     outcomes = iter(successes)
-    folder = tmp_path / "dagger"
     monkeypatch.setattr(dagger, "run_logged", run)
     monkeypatch.setattr(dagger, "_success", lambda path: rate(next(outcomes)))
-    monkeypatch.setattr(dagger.time, "monotonic", lambda: clock[0])
-    result = run_dagger(DaggerConfig(**{"max_minutes": 60.0, **flags}), start, ["a.hdf5"], folder, PROGRAMS, 3)
+    monkeypatch.setattr(dagger, "time", SimpleNamespace(monotonic=lambda: now))
+    result = run_dagger(DaggerConfig(**{"max_minutes": 60.0, **flags}), start, ["a.hdf5"], folder, COMMANDS, 3)
     assert result == folder / "policy" and (result / "weights").read_text() == str(best)
     record = json.loads((folder / "rounds.json").read_text())
     assert [round(100 * entry["rate"]) for entry in record["rounds"]] == successes and record["best"] == best
@@ -77,12 +88,21 @@ def test_rounds_end_with_the_best_policy(
 
 @pytest.mark.slow
 def test_real_rounds_on_toy_reach(demos_file: Path, policy_folder: Path, tmp_path: Path) -> None:
-    flags = ["--demos", str(demos_file), "--pretrain", str(policy_folder), "--save_path", str(tmp_path / "dagger")]
+    """From the folder of a run; the corrections come from training states, and the policy records them."""
+    folder, run = tmp_path / "dagger", policy_folder.parent
+    flags = ["--demos", str(demos_file), "--pretrain", str(run), "--save_path", str(folder)]
     sizes = ["--round_demos", "20", "--round_steps", "20", "--round_episodes", "10", "--train_batch_size", "16"]
-    dagger_vla.main([*flags, *sizes, "--target_success", "1", "--no-use_tensorboard"])
-    record = json.loads((tmp_path / "dagger" / "rounds.json").read_text())
-    assert len(record["rounds"]) > 1 and (tmp_path / "dagger" / "policy" / "config.json").exists()
-    assert (tmp_path / "dagger" / "round_1" / "sft" / "metrics.jsonl").exists()
+    states = ["--train_init_states", "100", "300", "--eval_init_states", "400", "500"]
+    dagger_vla.main([*flags, *sizes, *states, "--target_success", "1", "--no-use_tensorboard"])
+    record = json.loads((folder / "rounds.json").read_text())
+    assert len(record["rounds"]) > 1 and record["rounds"][0]["policy"] == str(policy_folder)
+    check_checkpoint(folder / "policy")
+    demos = read_demonstrations(folder / "round_1" / "corrections" / "demos.hdf5")
+    assert demos.has_corrections and {100 <= state < 300 for _, state in demos.init_states} == {True}
+    learned = learned_states(recorded_environment(folder / "round_1" / "sft" / "policy"))
+    assert all(any(state in one.states for one in learned) for _, state in demos.init_states)
+    evaluated = json.loads((folder / "round_1" / "eval.json").read_text())
+    assert set(evaluated["protocols"]["greedy"]["tasks"][0]["init_states"]) <= set(range(400, 500))
     with pytest.raises(SystemExit):  # its folder is in use
         dagger_vla.main([*flags, *sizes])
 
@@ -90,18 +110,26 @@ def test_real_rounds_on_toy_reach(demos_file: Path, policy_folder: Path, tmp_pat
 def test_problems_come_before_the_first_round(
     demos_file: Path, policy_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "dagger"
-    flags = ["--demos", str(demos_file), "--save_path", str(folder)]
+    folder, used = tmp_path / "dagger", tmp_path / "used"
+    used.mkdir()
+    (used / "policy").touch()
+    common = ["--demos", str(demos_file)]
+    start = ["--pretrain", str(policy_folder)]
     for more, words in (
         (["--pretrain", "compact"], "--pretrain compact: a trained policy is corrected"),
-        (["--pretrain", str(policy_folder), "--round_steps", "0"], "round_steps"),
-        (["--pretrain", str(policy_folder), "--sft_loss", "nothing"], "sft_loss"),
-        (["--pretrain", str(policy_folder), "--demos", str(tmp_path / "none.hdf5")], "none.hdf5"),
+        ([*start, "--save_path", str(used)], f"{used} already holds another run"),
+        ([*start, "--round_steps", "0"], "round_steps"),
+        ([*start, "--max_steps", "3"], "give --round_steps"),
+        ([*start, "--heldout_share", "0.1"], "--round_episodes measure success"),
+        ([*start, "--sft_loss", "nothing"], "sft_loss"),
+        ([*start, "--offset_prob", "0.5"], "offset_prob"),
+        ([*start, "--train_init_states", "0", "20000"], "initial states 0..19999 do not exist"),
+        ([*start, "--demos", str(tmp_path / "none.hdf5")], "none.hdf5"),
     ):
         with pytest.raises(SystemExit) as ended:
-            dagger_vla.main([*flags, *more])
-        assert ended.value.code == 2 and words in capfd.readouterr().err
-    dagger_vla.main([*flags, "--pretrain", str(policy_folder), "--dry_run"])
+            dagger_vla.main(["--save_path", str(folder), *common, *more])
+        assert ended.value.code == 2 and words in " ".join(capfd.readouterr().err.split()), more
+    dagger_vla.main(["--save_path", str(folder), *common, *start, "--dry_run"])
     assert "total in host memory" in capfd.readouterr().out and not folder.exists()
 
 
@@ -111,34 +139,40 @@ def test_flags_reach_the_commands_that_read_them(
     module, settings = tmp_path / "mine.py", tmp_path / "flags.yaml"
     module.write_text("")
     settings.write_text("learning_rate: 0.003\nround_episodes: 7\n")
-    given: list[Programs] = []
+    given: list[RoundCommands] = []
 
-    def run(config: DaggerConfig, policy: Path, demos: list[str], folder: Path, programs: Programs, seed: int) -> Path:
-        given.append(programs)
+    def run(
+        config: DaggerConfig, policy: Path, demos: list[str], folder: Path, commands: RoundCommands, seed: int
+    ) -> Path:
+        given.append(commands)
         return folder
 
     monkeypatch.setattr(dagger_vla, "run_dagger", run)
-    flags = ["--demos", str(demos_file), "--pretrain", str(policy_folder), "--save_path", str(tmp_path / "dagger")]
+    flags = ["--demos", str(demos_file), "--pretrain", str(policy_folder), "--output_dir", str(tmp_path / "dagger")]
     more = ["--config", str(settings), "--custom_module", str(module), "--offset_bias", "0.0", "-0.2", "--seed", "5"]
-    dagger_vla.main([*flags, *more, "--num_envs", "3", "--round_demos", "20", "--train_batch_size=16"])
-    (programs,) = given
-    own = ["--custom_module", str(module)]
-    collect, train, evaluate = (list(words[1:]) for words in (programs.collect, programs.train, programs.evaluate))
-    both = ["--num_envs=3", *own]
-    assert collect == [
+    states = ["--train_init_states", "0", "100", "--eval_init_states", "200", "300"]
+    dagger_vla.main([*flags, *more, *states, "--num_envs", "3", "--round_demos", "20", "--train_batch_size=16"])
+    (commands,) = given
+    config = DaggerConfig(round_demos=20, round_episodes=7)
+    own, place = ["--custom_module", str(module)], tmp_path / "place"
+    both = ["--num_envs=3", "--eval_init_states", "200", "300", "--train_init_states", "0", "100", *own]
+    assert commands.collect(config, policy_folder, place, 2.0, 9)[1:] == [
         *("--corrections", "--temperature=1.0", "--num_demos=20", "--offset_bias", "0.0", "-0.2"),
-        *both,
+        *("--max_minutes=2.000", f"--policy={policy_folder}", f"--output={place}", "--seed=9", *both),
     ]
-    assert evaluate == ["--eval_episodes=7", *both]
-    assert train == [
+    assert commands.evaluate(config, policy_folder, place)[1:] == [
+        *("--eval_episodes=7", f"--pretrain={policy_folder}", f"--output={place}", *both)
+    ]
+    assert commands.train(config, policy_folder, ["a", "b"], place)[1:] == [
         *("--learning_rate=0.003", *own, "--seed", "5", "--train_batch_size=16", "--max_epochs=1000"),
-        "--max_steps=1000",
+        *("--max_steps=1000", "--demos", "a", "b", f"--pretrain={policy_folder}", f"--save_path={place}"),
     ]
 
 
-def test_a_failed_command_ends_the_rounds_with_its_log(tmp_path: Path) -> None:
+def test_a_failed_command_ends_the_rounds_with_its_output(tmp_path: Path) -> None:
     program = tmp_path / "evaluate.py"
     program.write_text("print('the reason')\nraise SystemExit(3)\n")
-    with pytest.raises(SystemExit, match=r"evaluate\.py failed; its output: .*eval\.log"):
-        run_dagger(DaggerConfig(), tmp_path, [], tmp_path / "dagger", Programs([], [], [str(program)]), 0)
+    commands = replace(COMMANDS, programs={"eval_vla": [str(program)]})
+    with pytest.raises(SystemExit, match=r"the reason\nevaluate\.py failed; its output: .*eval\.log"):
+        run_dagger(DaggerConfig(), tmp_path, [], tmp_path / "dagger", commands, 0)
     assert (tmp_path / "dagger/round_0/eval.log").read_text() == "the reason\n"

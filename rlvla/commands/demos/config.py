@@ -38,7 +38,7 @@ class CollectConfig:
     corrections: bool = arg(
         False,
         "the scripted expert takes over from --policy at a random step of each episode; only its steps become training "
-        "rows (DAgger with takeovers, as HG-DAgger)",
+        "rows (DAgger, with the whole actions of an expert as in HG-DAgger)",
     )
     num_demos: int = arg(200, "episodes to keep, per task", minimum=1, essential=True)
     task_demos: tuple[str, ...] = arg(
@@ -49,7 +49,7 @@ class CollectConfig:
     keep: str = arg("success", "keep successful episodes only, or all", choices=("success", "all"), essential=True)
     max_attempts: int = arg(20, "give up after this many times the wanted number of episodes of a task", minimum=1)
     max_minutes: float | None = arg(
-        None, "record fewer episodes than wanted after this time, which the tasks share (default: no limit)", above=0
+        None, "time limit, shared by the tasks; fewer episodes are recorded when it is reached (default: none)", above=0
     )
     num_envs: int = arg(2, "worker processes", minimum=1, maximum=10_000, essential=True)
     seed: int = arg(

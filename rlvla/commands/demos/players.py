@@ -190,7 +190,7 @@ class PolicyPlayer(Player):
             for attempt in self._play(pool, task, block):
                 if isinstance(attempt, Attempt):
                     played += 1
-                    kept += attempt.episode is not None
+                    kept += attempt.episode is not None and (attempt.success or config.keep == "all")
                 yield attempt
 
     def _play(
@@ -248,13 +248,17 @@ class CorrectionPlayer(PolicyPlayer):
         expert: the expert's errors.
     """
 
-    name: ClassVar[str] = "correction"
+    name: ClassVar[str] = "expert after its takeover"
     advice: ClassVar[str] = "lower the expert's errors, or train the policy for longer"
     expert: ExpertConfig
 
     def problems(self) -> list[Problem]:
         """Too few initial states, or tasks that the expert cannot play."""
         return super().problems() + _expert_problems(self.env, self.expert)
+
+    @property
+    def _repeats(self) -> bool:
+        return False  # the expert takes over at other steps
 
     def _is_recorded(self, sample: Sample) -> bool:
         return True

@@ -134,7 +134,8 @@ def collect_demonstrations(
 ) -> Path:
     """Record the wanted number of episodes of each task and return the HDF5 file.
 
-    Episodes are kept in the order in which they were started, so that the file does not depend on `num_envs`.
+    Episodes are kept in the order in which they were started, so that the file does not depend on `num_envs`, unless
+    `max_minutes` ends the recording.
 
     Raises:
         ConfigError: the player did not succeed often enough within its attempts.
@@ -189,6 +190,8 @@ def _record_task(
                 steps += len(attempt.episode["actions"])
                 bar.set_postfix_str(f"{player.name} success {tally.success:.2f}", refresh=False)
                 bar.update(1)
+    if tally.kept < wanted:
+        log.warning(f"{task.name}: {tally.kept} of {wanted} episodes, as --max_minutes {config.max_minutes:g} is over")
     pool.drain()  # for the next task; after an error or an interrupt the pool is closed as it is
     return task.name, tally.kept, tally.played, f"{tally.success:.2f}", f"{steps / tally.kept:.1f}"
 
