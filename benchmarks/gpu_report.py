@@ -13,8 +13,8 @@ Results = dict[str, dict[str, Any]]  # part -> its JSON
 def rates_of(results: Results) -> dict[str, Any]:
     """Decisions per second, for `--dry_run --hours --measured FILE`.
 
-    Acting and scoring do not depend on which weights are trained: where they were left out, the rates are those of the
-    same network trained otherwise.
+    Where acting and scoring were left out, the rates are those of the same network trained otherwise, the last that was
+    measured; adapters cost some kernels, so these are lower bounds.
     """
     policies = [result for result in results.values() if "policy" in result["figures"]]
     complete = {result["figures"]["policy"]["family"]: result["figures"] for result in policies if acts(result)}

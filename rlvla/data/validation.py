@@ -314,9 +314,11 @@ def _value_problem(stored: StoredArray, sizes: Mapping[str, int]) -> str | None:
     except (OSError, RuntimeError, ValueError, MemoryError) as error:
         return f"cannot be read ({error})"
     if stored.kind == "decisions":
-        if values[0] >= 0 and (np.diff(values) > 0).all() and values[-1] < sizes.get("steps", np.inf):
+        steps = sizes.get("steps", np.inf)
+        from_takeover = values[0] > 0 and len(values) == steps - values[0]  # to the end
+        if (values[0] == 0 or from_takeover) and (np.diff(values) > 0).all() and values[-1] < steps:
             return None
-        return f"is {shortened(values.tolist())}; expected increasing steps of the episode"
+        return f"is {shortened(values.tolist())}; expected increasing steps of the episode from 0 on"
     if np.abs(values).max() <= _LARGEST:  # false for NaN, too
         return None
     rows = np.flatnonzero(~(np.abs(values.reshape(len(values), -1)) <= _LARGEST).all(axis=1))

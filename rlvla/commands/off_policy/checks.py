@@ -284,7 +284,8 @@ def _demonstrations(
     rewarded = ("success",) if any(task.dense_reward for task in tasks) else ("success", "env")
     other = [spec for spec in flags.rewards.reward if source_of(component_of(spec))[0] not in rewarded]
     if demos.decision_steps is not None:
-        text = f"--demos {path}: recorded at decisions only; chunks of actions may begin at every step"
+        why = "corrections are no whole episodes" if demos.has_corrections else "recorded at decisions only"
+        text = f"--demos {path}: {why}; chunks of actions may begin at every step"
         problems.append(Problem("demos", "mismatch", text))
     if flags.rewards.rm_state_input == "prompt":
         text = "--demos: what a machine would say of demonstrations is not known; leave --rm_state_input out"

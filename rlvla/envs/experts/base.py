@@ -51,7 +51,10 @@ class Expert(Protocol):
         ...
 
     def act(self, state: dict[str, np.ndarray]) -> np.ndarray:
-        """Action [D] float32 in [-1, 1] for a state from `Env.privileged_state`."""
+        """Action [D] float32 in [-1, 1] for a state from `Env.privileged_state`.
+
+        The first call of an episode may come at any of its steps, where the expert takes over from a policy.
+        """
         ...
 
 
