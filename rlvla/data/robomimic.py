@@ -4,8 +4,8 @@ Layout: `data` (attribute `env_args`, JSON) / `demo_<i>` (attributes `num_sample
 `init_state_id`, `seed`, `success`) / `actions` [S, D], `rewards` [S], `dones` [S], `obs/<camera>_image` [S, H, W, 3]
 uint8, and optionally `obs/proprio` [S, P]. Dumped rollouts have images and proprio of decisions only, with
 `decision_steps` giving the steps of the decisions; the observation after the last action is
-`rollout/last_obs/<camera>_image` [H, W, 3] and `rollout/last_obs/proprio` [P]. Corrections have those of the steps after
-the expert's takeover only, which are their `decision_steps`.
+`rollout/last_obs/<camera>_image` [H, W, 3] and `rollout/last_obs/proprio` [P]. Corrections have those of the steps
+after the takeover only, which are their `decision_steps`.
 """
 
 from __future__ import annotations
