@@ -104,6 +104,7 @@ SMALLER = {
     "check_env": "--check_steps 2",
     "collect_demos": "--num_demos 3 --num_envs 1 --max_steps 10 --keep all",
     "train_sft_vla": "--max_epochs 1 --train_batch_size 16",
+    "dagger_vla": "--round_demos 2 --round_steps 2 --round_episodes 2 --num_envs 1 --train_batch_size 16",
     "train_ppo_vla": PPO,
     "train_sac_vla": "--num_episodes 8 --rollout_batch_size 4 --random_episodes 4 --train_batch_size 8 --num_envs 1 "
     "--eval_episodes 1 --max_steps 10",
@@ -219,7 +220,11 @@ GIVEN: dict[str, list[Provider]] = {
     "docs/algorithms/flow-policies.md": [recipes],
     "docs/asynchronous.md": [copies("policy_folder", "runs/sft/policy")],
     "docs/algorithms/off-policy.md": [expert_on_state, recipes],
-    "docs/commands.md": [copies("demos_file", "runs/toy/demos"), recipes],
+    "docs/commands.md": [
+        copies("demos_file", "runs/toy/demos"),
+        copies("policy_folder", "runs/toy/sft/policy"),
+        recipes,
+    ],
     "docs/does_it_learn.md": [recipes],
     "docs/environments/libero.md": [libero_demonstrations],
     "docs/environments/own.md": [recipes],

@@ -278,7 +278,7 @@ class ManiSkillBatch(BatchedSlots):
     def _advance(self, slots: np.ndarray, actions: np.ndarray) -> Advanced:
         located = self._locate(slots)
         done = [scenes.step(indices, rows) for (scenes, indices), rows in zip(located, np.split(actions, len(located)))]
-        success, events, rewards = zip(*done)
+        success, events, rewards = zip(*((one.success, one.events, one.rewards) for one in done))
         return Advanced(np.concatenate(success), [*chain(*events)], np.concatenate(rewards))
 
     def _observe(self, slots: np.ndarray) -> list[Observation]:

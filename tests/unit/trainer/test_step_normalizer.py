@@ -13,7 +13,8 @@ from tests.support import step_cases
 from tests.support.launching import launch
 
 pytestmark = pytest.mark.slow
-TOLERANCE = 3e-6  # of float32 sums in another order: at most 1.5e-6 was seen, the steps themselves are 1e-3 and more
+# Of float32 sums in another order: at most 1.4e-5 was seen, as tokens beyond the clamp of k3 have large gradients.
+TOLERANCE = 3e-5
 
 
 @pytest.fixture(scope="module")
