@@ -272,9 +272,9 @@ class Progress(Observer):
 
     # ------------------------------------------------------------- early stop
     def good_enough(self, evaluations: Sequence[tuple[int, EvalResult]], iteration: int) -> str | None:
-        """Reason to end training after `iteration` iterations with --early_stopping, or None."""
+        """Reason to end training after `iteration` iterations (0: before it begins) with --early_stopping, or None."""
         schedule = self._config.schedule
-        if not schedule.early_stopping or iteration == 0:
+        if not schedule.early_stopping:
             return None
         evaluated = any(number == iteration for number, _ in evaluations)
         threshold, by = f"{100 * schedule.early_stop_success:g} %", schedule.early_stop_by
@@ -282,7 +282,7 @@ class Progress(Observer):
             number = schedule.early_stop_evaluations
             where = "the evaluation" if number == 1 else f"{number} evaluations in a row"
             return f"success at end reached {threshold} in {where}"
-        if by != "evaluations":
+        if by != "evaluations" and iteration:
             latest = list(self._history)[-schedule.early_stop_iterations :]
             low = lower_bound(list(map(_counts, latest)), sum(entry.get("rollout/states", 0.0) for entry in latest))
             if len(latest) == schedule.early_stop_iterations and low >= schedule.early_stop_success:

@@ -14,6 +14,7 @@ import pytest
 from torch import nn
 
 from rlvla.envs.config import SplitConfig
+from rlvla.evaluation.results import EvalResult, Rate
 from rlvla.trainer.algorithm_config import AlgorithmConfig
 from rlvla.trainer.config import BatchConfig, OptimizationConfig, PPOConfig, ScheduleConfig
 from rlvla.trainer.metrics import Metrics
@@ -78,6 +79,20 @@ def test_at_the_ceiling_it_is_not_a_warning(tmp_path: Path, said: list) -> None:
     play(progress(tmp_path), [0.98] * 20)
     ((level, text),) = plateaus(said)
     assert level == logging.INFO and "--early_stopping" in text
+
+
+@pytest.mark.parametrize("by", ["either", "evaluations", "sampled"])
+def test_a_start_that_succeeds_is_not_trained(tmp_path: Path, by: str) -> None:
+    """If a single evaluation suffices: that of the start, which must reach the threshold."""
+
+    def end(successes: int, evaluations: int) -> str | None:
+        options = {"early_stopping": True, "early_stop_by": by, "early_stop_evaluations": evaluations}
+        rate = Rate.of([True] * successes + [False] * (100 - successes))
+        result = EvalResult("heldout", True, rate, rate, 10.0, ())
+        return progress(tmp_path, **options).good_enough([(0, result)], 0)
+
+    assert (end(96, 1) is not None) == (by != "sampled")
+    assert end(94, 1) is None and end(96, 3) is None
 
 
 @pytest.mark.parametrize("break_at", [7, 15, 20, 30])
