@@ -133,7 +133,7 @@ POLICIES = {
     "pi0_expert": Policy(
         "pi0, expert", "pi0", "expert", full_size.pi0, LEROBOT, {"train_expert_only": True}, acting=()
     ),
-    "pi0": Policy("pi0, all weights", "pi0", "all", full_size.pi0, LEROBOT, WHOLE, acting=(), micro=(16,)),
+    "pi0": Policy("pi0, all weights", "pi0", "all", full_size.pi0, LEROBOT, WHOLE, acting=(), micro=(4, 16)),
     "pi0_offloaded": Policy(
         "pi0, all weights, ZeRO-3, offloaded",
         "pi0",
@@ -142,7 +142,7 @@ POLICIES = {
         LEROBOT,
         WHOLE,
         acting=(),
-        micro=(16,),
+        micro=(4, 16),
         strategy={"zero_stage": 3, "adam_offload": True, "param_offload": True},
     ),
 }

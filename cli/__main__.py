@@ -42,19 +42,19 @@ def listing(folder: Path) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] == ["help"]:  # of a command, or of all
-        words = [*words[1:2], "--help"] if words[1:2] not in ([], ["all"]) else []
-    if words and (name := words[0].replace("-", "_")) in COMMANDS:
-        sys.argv = [name, *words[1:]]
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["help"]:  # of a command, or of all
+        arguments = [*arguments[1:2], "--help"] if arguments[1:2] not in ([], ["all"]) else []
+    if arguments and (name := arguments[0].replace("-", "_")) in COMMANDS:
+        sys.argv = [name, *arguments[1:]]
         runpy.run_module(f"{__package__ or 'cli'}.{name}", run_name="__main__", alter_sys=True)
         return
     parser = argparse.ArgumentParser("rlvla", usage="rlvla [--version] [COMMAND ...]", add_help=False)
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--version", action="version", version=f"rlvla {__version__}")
-    _, words = parser.parse_known_args(words)
-    if words:
-        parser.error(f"unrecognized arguments: {' '.join(words)}")
+    _, arguments = parser.parse_known_args(arguments)
+    if arguments:
+        parser.error(f"unrecognized arguments: {' '.join(arguments)}")
     put(listing(Path(__file__).resolve().parent))
     parser.exit()
 

@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     namespace, parser = parse_command_line(build_parser, argv), build_parser()
     config, run = from_namespace(DaggerConfig, namespace), from_namespace(SFTRunConfig, namespace)
     split = from_namespace(SplitConfig, namespace)
-    tokens = [*config_file_arguments(argv, training_parser(__package__).repeated_flags()), *argv]
+    tokens = [*config_file_arguments(argv, parser.repeated_flags()), *argv]
     given = given_flags(parser, tokens)
     problems = [*range_problems(config), *range_problems(run), *config.problems(run, given)]
     if problems:

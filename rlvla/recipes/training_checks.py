@@ -28,8 +28,8 @@ from rlvla.utils.errors import ConfigError, Problem, require
 def training_problems(stages: Sequence[Stage], parsers: Parsers) -> list[Problem]:
     """Problems of training and evaluations that can be checked before their policy exists.
 
-    The environment is that of the stage `demos`. Tasks are unknown without it, as with recorded demonstrations, if a
-    policy records in an environment of its own, and for evaluations in other suites.
+    The environment is that of the stage `demos`. Checks that need its tasks are left out for existing demonstrations,
+    for those of a policy, whose folder names the environment, and for evaluations in other suites.
     """
     flags = {stage.name: _flags_of(stage, parsers) for stage in stages}
     problems, recorded = [], None
@@ -42,8 +42,8 @@ def training_problems(stages: Sequence[Stage], parsers: Parsers) -> list[Problem
             problems += [_of_stage("demos", problem) for problem in error.problems]
     for stage in stages:
         if stage.name in ("eval_sft", "rl", "eval_rl"):
-            found = _problems_of(stage, flags[stage.name], recorded)
-            problems += [_of_stage(stage.name, problem) for problem in found]
+            for problem in _problems_of(stage, flags[stage.name], recorded):
+                problems.append(_of_stage(stage.name, problem))
     return list(dict.fromkeys(problems))
 
 

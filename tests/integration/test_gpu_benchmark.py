@@ -37,6 +37,18 @@ def test_parts_are_rehearsed_once(tmp_path: Path) -> None:
     assert "| SmolVLA, expert |" in page and "Not yet measured: `openvla_two_images`" in page
 
 
+@pytest.mark.slow
+def test_offloading_and_asynchronous_rollouts_are_rehearsed(tmp_path: Path) -> None:
+    parts = ("pi0_offloaded", "async_rollout")
+    done = measure(tmp_path, "--rehearse", "--parts", *parts)
+    assert done.returncode == 0, done.stdout
+    offloaded, rollouts = (json.loads((tmp_path / f"{part}.json").read_text())["figures"] for part in parts)
+    assert offloaded["update"][0]["per_s"] > 0 and "offload_during_rollout" not in offloaded
+    assert {title.partition(",")[0] for title in rollouts} == {"synchronous", "--max_staleness 1"}
+    assert all(seconds["iteration"] > 0 for seconds in rollouts.values())
+    assert "| --max_staleness 1, 0.001 s |" in measure(tmp_path, "--table").stdout
+
+
 def test_no_part_starts_that_would_not_end_in_time(tmp_path: Path) -> None:
     done = measure(tmp_path, "--rehearse", "--parts", "openvla", "--minutes", "0.01")
     assert done.returncode == 1 and "openvla: not started" in done.stdout
