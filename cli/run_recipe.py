@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if config.dry_run:
         show(describe_plan(stages, folder, program, config.first))
         return
-    run_recipe(stages, folder, program, config.first)
+    run_recipe(stages, folder, program, config.first, config.minutes)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ OUTPUT = "$output"  # in values of a recipe: the folder of --output
 ALL = "all"  # beside the stages: settings for every stage that has such a flag
 MINUTES, PROCESSES = "minutes", "processes"  # settings of a stage that are not flags of its command
 _STAGE_SETTINGS = (MINUTES, PROCESSES)
+MAX_MINUTES = "max_minutes"  # flag of commands that can end early
 _OF_SFT_ALONE = (*_STAGE_SETTINGS, "save_path", "fallback_path")  # settings that do not apply to the stage `tune`
 # Stage -> its settings that apply to `dagger`, too.
 _OF_DAGGER = {
@@ -220,6 +221,7 @@ class Stage:
         output: the file or folder that it writes.
         processes: number of ranks; 1 is plain Python.
         minutes: measured duration, or None.
+        time_limited: whether its command has the flag --max_minutes.
     """
 
     name: str
@@ -228,6 +230,7 @@ class Stage:
     output: Path
     processes: int = 1
     minutes: float | None = None
+    time_limited: bool = False
 
 
 @dataclass(frozen=True)
@@ -259,6 +262,12 @@ class RecipeConfig:
         "superseded_NAME",
         flag="from",
         metavar="STAGE",
+    )
+    minutes: float | None = arg(
+        None,
+        "time budget of the recipe: stages whose commands have --max_minutes are limited to the time that later stages "
+        "are not expected to need",
+        above=0,
     )
     dry_run: bool = arg(False, "check the whole recipe, print the commands, and start nothing")
 
@@ -456,7 +465,9 @@ def plan(
         command = KINDS[name].command
         repeated = parsers[command].repeated_flags() if command in parsers else []
         argv = tuple(w for n, value in settings.items() for w in flag_arguments(n, value, repeated=n in repeated))
-        stages.append(Stage(name, settings, argv, output_of(name, settings, folder), processes or 1, minutes))
+        limited = _takes(name, MAX_MINUTES, parsers)
+        output = output_of(name, settings, folder)
+        stages.append(Stage(name, settings, argv, output, processes or 1, minutes, limited))
     if problems:
         raise ConfigError(dict.fromkeys(problems))
     return stages

@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from types import FrameType
 
-from rlvla.recipes.recipe import KINDS, REPORT, RecipeConfig, Stage, inputs_of
+from rlvla.recipes.recipe import KINDS, MAX_MINUTES, REPORT, RecipeConfig, Stage, inputs_of
 from rlvla.recipes.state import DONE, RUNNING, State, locked
 from rlvla.utils.cli.programs import typed_command
 from rlvla.utils.errors import ConfigError, Problem
@@ -163,10 +163,12 @@ class Timing:
     Attributes:
         stages: the stages of the recipe.
         state: the finished and interrupted stages.
+        budget: minutes for all stages; None: unlimited.
     """
 
     stages: Sequence[Stage]
     state: State
+    budget: float | None = None
 
     def left(self, stage: Stage) -> float | None:
         """Estimated seconds that a stage will still take; None without an estimate."""
@@ -183,6 +185,16 @@ class Timing:
         if whole is None or record is None or not KINDS[stage.name].resumes:
             return whole
         return max(whole - record.seconds, _MIN_FRACTION_LEFT * whole)
+
+    def limit(self, stage: Stage) -> float | None:
+        """Minutes that a stage may take within the budget; None if there is none, or its command cannot be limited."""
+        if self.budget is None or not stage.time_limited:
+            return None
+        spent = sum(record.seconds for record in self.state.records.values())
+        later = sum(self.left(one) or 0.0 for one in self.stages[self.stages.index(stage) + 1 :])
+        least = _MIN_FRACTION_LEFT * (self.left(stage) or _PRIOR_SECONDS)
+        minutes = max(60 * self.budget - spent - later, least) / 60
+        return min(minutes, stage.settings.get(MAX_MINUTES) or minutes)
 
     def text(self, stages: Sequence[Stage]) -> str:
         """Estimated duration of these stages, for messages; "" without an estimate."""
@@ -250,7 +262,9 @@ def describe_plan(stages: Sequence[Stage], folder: Path, program: Program, first
     return "\n".join([*lines, f"in all {timing.text(stages) or 'of unknown duration'}; nothing was started"])
 
 
-def run_recipe(stages: Sequence[Stage], folder: Path, program: Program, first: str | None = None) -> None:
+def run_recipe(
+    stages: Sequence[Stage], folder: Path, program: Program, first: str | None = None, minutes: float | None = None
+) -> None:
     """Run the unfinished stages, and write the report.
 
     Args:
@@ -258,6 +272,7 @@ def run_recipe(stages: Sequence[Stage], folder: Path, program: Program, first: s
         folder: folder of --output, created if missing.
         program: program of a command.
         first: stage to be repeated, with all later ones; None: only unfinished stages run.
+        minutes: time budget of all stages.
 
     Raises:
         ConfigError: see `check_state`; another process runs a recipe in the folder.
@@ -271,7 +286,7 @@ def run_recipe(stages: Sequence[Stage], folder: Path, program: Program, first: s
         if first is not None and first != REPORT:
             state.begin_again(stages, first)
         complete = all(state.is_done(stage) for stage in stages)
-        timing = Timing(stages, state)
+        timing = Timing(stages, state, minutes)
         for number, stage in enumerate(stages, 1):
             if state.is_done(stage):
                 log.info(f"== {stage.name}: done before")
@@ -280,8 +295,11 @@ def run_recipe(stages: Sequence[Stage], folder: Path, program: Program, first: s
             times = f", {estimate}" if estimate else ""
             if estimate and number < len(stages):
                 times += f"; {rest} for all remaining stages"
+            limit = timing.limit(stage)
+            if limit is not None:
+                times += f"; at most {duration(60 * limit)}, so that all take {minutes:g} minutes"
             log.info(style(f"== {stage.name} ({number} of {len(stages)}){times}", "bold"))
-            _run_stage(stage, state, program, lock)
+            _run_stage(stage, state, program, lock, limit)
         from rlvla.recipes.report import conclude  # loads torch
 
         log.info(style("== result", "bold"))
@@ -290,7 +308,7 @@ def run_recipe(stages: Sequence[Stage], folder: Path, program: Program, first: s
             show(f"{folder} is complete; to repeat it: {command_again(sys.argv, stages[0].name)}")
 
 
-def _run_stage(stage: Stage, state: State, program: Program, lock: int) -> None:
+def _run_stage(stage: Stage, state: State, program: Program, lock: int, limit: float | None) -> None:
     record = state.of(stage)
     before, cpu_before = (record.seconds, record.cpu_seconds) if record is not None else (0.0, 0.0)
     used_before = _cpu_seconds()
@@ -298,7 +316,8 @@ def _run_stage(stage: Stage, state: State, program: Program, lock: int) -> None:
     ranks = ranks_of(stage.processes)
     if ranks < stage.processes:
         log.info(f"{ranks} rank(s) instead of {stage.processes}: each needs a GPU")
-    argv = launch_command(program(KINDS[stage.name].command), stage.argv, ranks)
+    limits = [] if limit is None else [f"--{MAX_MINUTES}={limit:.3f}"]  # takes precedence over an earlier one
+    argv = launch_command(program(KINDS[stage.name].command), [*stage.argv, *limits], ranks)
     took = [0.0]
 
     def beat(seconds: float) -> None:

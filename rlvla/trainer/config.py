@@ -438,6 +438,12 @@ class ScheduleConfig(LoggingConfig):
         minimum=1,
         metavar="N",
     )
+    max_minutes: float | None = arg(
+        None,
+        "end the run after the iteration in which the time since its launch reaches this limit; the learning-rate "
+        "schedule still spans all iterations",
+        above=0,
+    )
     early_stopping: bool = arg(
         False,
         "end the run once success at end reaches a threshold, by default in several consecutive evaluations "

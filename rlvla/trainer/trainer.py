@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -111,6 +112,7 @@ class Trainer:
         self._saved, self._saved_in = 0, ckpt_path  # iteration of the newest checkpoint, and its folder
         self._unsaved, self.exported = False, save_path / "policy"
         self._best: dict[str, Any] | None = None  # iteration and success_at_end of the best evaluation
+        self._launched, self._running_s = time.monotonic(), 0.0  # mean over ranks, which must end together
 
     # -------------------------------------------------------------------- run
     def resume(self, name: str | None = None) -> bool:
@@ -319,6 +321,9 @@ class Trainer:
         """Why training ends before its last iteration, or None."""
         if self._guards.nothing_left:
             return "everything succeeds, nothing is left to learn"
+        limit = self.config.schedule.max_minutes
+        if limit is not None and self._running_s >= 60 * limit:
+            return f"the time budget is spent (--max_minutes {limit:g})"
         return self._progress.good_enough(self.evaluations, self.iteration)
 
     @property
@@ -480,12 +485,14 @@ class Trainer:
         measure_rollout(rollout.samples, rollout.stats, metrics, self.strategy, self.tasks, measured=values)
         metrics.total({"episodes": rollout.num_episodes})
         metrics.mean({"timing_s/iteration": elapsed, "timing_s/wait_for_rollout": self.player.waited_s}, 1.0)
+        metrics.mean({"running_s": time.monotonic() - self._launched}, 1.0)
         self._throughput.measure_memory(metrics)
         values |= metrics.reduce(self.strategy) | anneal_noise(self.algorithm.actor, self.config.batch, self.iteration)
         self.iteration += 1
         self.totals["episodes"] += values.pop("episodes")
         self.totals["env_steps"] += values["rollout/env_steps"]
         self.totals["seconds"] += elapsed
+        self._running_s = values.pop("running_s")
         values |= {f"total/{name}": value for name, value in self.totals.items()}
         self._progress.measure(self.iteration, values)
         if self.iteration % self.config.schedule.logging_steps == 0:

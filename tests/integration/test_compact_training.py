@@ -49,7 +49,8 @@ def test_ppo_trains_and_resumes_to_the_bit(critic: str, demos_file: Path, tmp_pa
     before, after = load_file(start / WEIGHTS), load_file(whole / WEIGHTS)
     assert before.keys() == after.keys()
     assert not torch.equal(before["network.join.weight"], after["network.join.weight"])
-    ppo(start, tmp_path / "parts", 8, *of_ppo)
+    ppo(start, tmp_path / "parts", 16, "--max_minutes", "0.0001", *of_ppo)
+    assert [row["step"] for row in read_metrics(tmp_path / "parts") if "total/episodes" in row] == [1]
     parts = load_file(ppo(start, tmp_path / "parts", 16, "--load_checkpoint", *of_ppo) / WEIGHTS)
     assert all(torch.equal(after[name], parts[name]) for name in after)
     if critic == "separate":

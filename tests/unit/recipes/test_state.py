@@ -159,6 +159,19 @@ def test_times_follow_the_machine_and_earlier_attempts(tmp_path: Path) -> None:
     assert Timing([unknown], state).text([unknown]) == ""
 
 
+def test_a_budget_limits_stages_to_the_time_that_later_ones_leave(tmp_path: Path) -> None:
+    demos, sft, rl = (stage(tmp_path, name, minutes=m) for name, m in (("demos", 1.0), ("sft", 4.0), ("rl", 5.0)))
+    demos, rl = replace(demos, settings={"max_minutes": 3.0}, time_limited=True), replace(rl, time_limited=True)
+    stages, state = [demos, sft, rl], State(tmp_path)
+    assert [Timing(stages, state, 15.0).limit(one) for one in stages] == [3.0, None, 15.0]
+    assert Timing(stages, state, 11.0).limit(demos) == 2.0
+    assert Timing(stages, state).limit(demos) is None
+    state.note(demos, DONE, 60.0)
+    state.note(sft, DONE, 240.0)
+    assert Timing(stages, state, 15.0).limit(rl) == 10.0
+    assert Timing(stages, state, 4.0).limit(rl) == 0.5  # the budget is spent: a tenth
+
+
 def test_a_stage_of_seconds_does_not_make_hours_of_the_others_vanish(tmp_path: Path) -> None:
     demos, sft = (stage(tmp_path, name, minutes=m) for name, m in (("demos", 1.0), ("sft", 30.0)))
     state = State(tmp_path)
