@@ -119,9 +119,7 @@ def run_eval(
 
 def _evaluate_suite(suite: str, plan: SuitePlan, evaluation: _Evaluation) -> SuiteEvaluation:
     config, first = evaluation.config, plan.policies[0].setting
-    with start_workers(
-        config.num_envs, first.played_env, first.tasks[0], evaluation.modules, evaluation.workers
-    ) as pool:
+    with start_workers(config.num_envs, first.played_env, first.tasks, evaluation.modules, evaluation.workers) as pool:
         strategy = DeepspeedStrategy(StrategyConfig(rank_timeout=config.rank_timeout), seed=config.seed)
         filmed: dict[str, list[tuple[int, int]]] = {}
         evaluations = [

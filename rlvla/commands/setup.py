@@ -216,18 +216,18 @@ def _proprio_problems(env: EnvConfig, spec: PolicySpec, tasks: Sequence[TaskSpec
 def start_workers(
     num_envs: int,
     env: EnvConfig,
-    task: TaskSpec,
+    tasks: Sequence[TaskSpec],
     custom_modules: Sequence[str] = (),
     config: WorkerConfig | None = None,
 ) -> WatchedPool:
-    """Start the worker processes and build a task's environment in each of them.
+    """Start the worker processes for these tasks and build the environment of the first one in each of them.
 
     Raises:
         ConfigError: the environment cannot be built here (no working GL, extra not installed).
     """
-    first = EnvSpec(task.suite, task.task_id, env.env_kwargs())
+    first = EnvSpec(tasks[0].suite, tasks[0].task_id, env.env_kwargs())
     try:
-        return start_pool(num_envs, config or WorkerConfig(), first, custom_modules, env.env_python)
+        return start_pool(num_envs, config or WorkerConfig(), first, custom_modules, env.env_python, len(tasks))
     except ConfigError as error:
         raise ConfigError(error.problems, one_rank=True) from None
 

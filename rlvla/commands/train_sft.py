@@ -261,7 +261,7 @@ def _episodes(
         raise ConfigError(problems)
 
     def start(modules: Sequence[str], stack: ExitStack) -> Playing:
-        pool = stack.enter_context(start_workers(validation.num_envs, env, tasks[0], modules))
+        pool = stack.enter_context(start_workers(validation.num_envs, env, tasks, modules))
         rollout = RolloutEngine(pool, env.env_kwargs(), {"success": 1.0}, tasks=tasks)
         return Playing(rollout, tasks, states, validation.eval_episodes, validation.eval_samples, load)
 

@@ -37,8 +37,9 @@ class Suite:
         expert: `(task, config) -> Expert`, a scripted expert for `cli/collect_demos.py`, or None.
         task_problems: `(tasks, options) -> problems` of options that some of the selected tasks do not support.
         groups: group name -> task names, for `--task_names`.
-        kept: number of earlier environments that a slot caches (one simulator each) for its return to their tasks; for
-            simulators that are slow to build.
+        kept: number of earlier environments that a slot caches (one simulator each) for its return to their tasks, or
+            fewer if the memory is too small for them; for simulators that are slow to build.
+        env_mb: `options -> MB`, measured memory of one environment with these non-default options; 0: not measured.
         make_batched: `(task_id, num_slots, **kw) -> BatchedEnv`, one simulator for several episodes, used by workers
             with several slots (`--envs_per_worker`); None builds one environment per slot.
         batched_if: `options -> bool`, whether to use `make_batched` with these non-default options; by default always.
@@ -57,6 +58,7 @@ class Suite:
     batched_if: Callable[[Mapping[str, Any]], bool] = lambda options: True
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     kept: int = 0
+    env_mb: Callable[[Mapping[str, Any]], int] = lambda options: 0
     chunk: int = 8
     task_problems: Callable[[Sequence[TaskSpec], Mapping[str, Any]], list[Problem]] = lambda tasks, options: []
 

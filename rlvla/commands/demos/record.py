@@ -148,7 +148,7 @@ def collect_demonstrations(
         "task_suite_name": env.suite,
         "task_ids": [task.task_id for task in tasks],
     }
-    with start_workers(config.num_envs, env, tasks[0], custom_modules, workers) as pool:
+    with start_workers(config.num_envs, env, tasks, custom_modules, workers) as pool:
         writer = DemonstrationWriter(path, record, env.camera_names, tasks[0].gripper_dims)
         try:
             rows = []

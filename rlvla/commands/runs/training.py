@@ -29,8 +29,8 @@ from rlvla.utils.terminal import log, quiet_libraries
 def started(flags: TrainingRun, setting: CheckedRun) -> Iterator[WatchedPool]:
     """The environment workers; everything random is seeded."""
     quiet_libraries()
-    num_envs, task, modules = flags.run.num_envs, setting.tasks[0], modules_with_suites(flags.custom)
-    with start_workers(num_envs, setting.played_env, task, custom_modules=modules, config=flags.workers) as pool:
+    num_envs, tasks, modules = flags.run.num_envs, setting.tasks, modules_with_suites(flags.custom)
+    with start_workers(num_envs, setting.played_env, tasks, custom_modules=modules, config=flags.workers) as pool:
         seed_everything(flags.run.seed)
         yield pool
 

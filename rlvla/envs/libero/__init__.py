@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from rlvla.envs.libero.env import CAMERAS, IMAGE_SIZE, MAX_STEPS, PRO_SUITES, LiberoOptions, list_tasks, make
+from rlvla.envs.libero.env import CAMERAS, IMAGE_SIZE, MAX_STEPS, PRO_SUITES, LiberoOptions, env_mb, list_tasks, make
 from rlvla.envs.libero.plus import SUITES as PLUS_SUITES
 from rlvla.envs.libero.plus import LiberoPlusOptions
 from rlvla.envs.libero.plus import list_tasks as list_plus_tasks
@@ -10,10 +10,10 @@ from rlvla.envs.libero.plus import make as make_plus
 from rlvla.envs.registry import Suite, register_suite
 
 _KINDS = (
-    ((*MAX_STEPS, *PRO_SUITES), list_tasks, make, LiberoOptions),
-    (PLUS_SUITES, list_plus_tasks, make_plus, LiberoPlusOptions),
+    ((*MAX_STEPS, *PRO_SUITES), list_tasks, make, LiberoOptions, 9),  # all tasks of a suite of ten
+    (PLUS_SUITES, list_plus_tasks, make_plus, LiberoPlusOptions, 0),  # hundreds of tasks, with the package's renderer
 )
-for _suites, _list_tasks, _make, _options in _KINDS:
+for _suites, _list_tasks, _make, _options, _kept in _KINDS:
     for _suite in _suites:
         register_suite(
             _suite,
@@ -23,6 +23,8 @@ for _suites, _list_tasks, _make, _options in _KINDS:
                 cameras=tuple(CAMERAS),
                 options=_options,
                 image_size=IMAGE_SIZE,
+                kept=_kept,
+                env_mb=env_mb,
                 requires=("libero", "robosuite", "mujoco", "numba"),
             ),
         )

@@ -11,11 +11,11 @@ from __future__ import annotations
 import contextlib
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -98,6 +98,11 @@ class LiberoOptions(SuiteOptions):
         recorded=False,
     )
     settle_steps: int = field(default=SETTLE_STEPS, metadata={"minimum": 0})
+
+
+def env_mb(options: Mapping[str, Any]) -> int:
+    """Memory of one environment in MB, measured on the tasks of the four suites; see `Suite.env_mb`."""
+    return 850 if options.get("cameras", LiberoOptions.cameras) else 150
 
 
 def instruction_of(name: str) -> str:

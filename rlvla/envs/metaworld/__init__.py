@@ -16,6 +16,7 @@ register_suite(
         expert=lambda task, config: MetaWorldExpert(TASKS[task.task_id].env_name, config),
         groups=GROUPS,
         kept=9,  # with the current one, those of MT10
+        env_mb=lambda options: 55,
         chunk=5,  # as in published reinforcement learning
     ),
 )

@@ -11,6 +11,8 @@ from typing import Protocol, TypeVar
 
 from rlvla.envs.workers.messages import Hello, SlotAnswer, SlotCommand
 
+UNLIMITED = 10**6  # more environments than a slot ever caches
+
 
 class WorkerGoneError(Exception):
     """The process of a worker has ended or can no longer be reached."""
@@ -24,11 +26,13 @@ class WorkerOptions:
         custom_modules: modules to import at start.
         environment: additional environment variables.
         num_slots: number of slots, i.e. concurrent episodes.
+        max_kept: limit of `Suite.kept`.
     """
 
     custom_modules: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     num_slots: int = 1
+    max_kept: int = UNLIMITED
 
 
 class Channel(Protocol):

@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rlvla.envs.registry import registered_suites
+from rlvla.envs.workers.backend import UNLIMITED
 from rlvla.envs.workers.messages import EnvSpec, Make
 from rlvla.envs.workers.pool import EnvPool
 from rlvla.envs.workers.ray_backend import FRAMES, RayBackend, ray_problems
 from rlvla.envs.workers.watchdog import WatchdogLimits, WatchedPool, run_everywhere
+from rlvla.utils.budgets import gib, memory_bytes
 from rlvla.utils.cli.flags import arg
+from rlvla.utils.deepspeed.config import launched_world_size
 from rlvla.utils.errors import ConfigError, Problem
-from rlvla.utils.terminal import passing_note
+from rlvla.utils.terminal import log, passing_note
+
+_ENV_MEMORY = 0.75  # share of the memory for environments; the rest is for the policy
+_LESS_MEMORY = "lower --num_envs, or give --render_quality fast"
 
 
 @dataclass(frozen=True)
@@ -67,7 +74,13 @@ class WorkerConfig:
             if value is not None and not (policies_on_ray and name == "ray_address")
         ]
 
-    def pool(self, num_envs: int, custom_modules: Sequence[str] = (), python: str | None = None) -> WatchedPool:
+    def pool(
+        self,
+        num_envs: int,
+        custom_modules: Sequence[str] = (),
+        python: str | None = None,
+        max_kept: int = UNLIMITED,
+    ) -> WatchedPool:
         """Start the workers in the background; see `EnvPool` for the arguments."""
         if problems := self.problems(python, policies_on_ray=True):  # --ray_address is checked by the command
             raise ConfigError(problems)
@@ -80,6 +93,7 @@ class WorkerConfig:
             backend=backend,
             python=python,
             custom_modules=custom_modules,
+            max_kept=max_kept,
             wait=False,
         )
         limits = WatchdogLimits(
@@ -91,12 +105,46 @@ class WorkerConfig:
         return WatchedPool(pool, limits)
 
 
+def max_kept(num_envs: int, first: EnvSpec, num_tasks: int) -> int:
+    """Limit of the environments that each slot may cache (`Suite.kept`), from their measured memory.
+
+    Logs a warning if the memory is too small for all of them.
+
+    Args:
+        num_envs: number of slots of each rank.
+        first: an environment whose suite and options are those of all.
+        num_tasks: number of tasks that are played.
+    """
+    suite = registered_suites().get(first.suite)
+    mb = suite.env_mb(first.options) if suite is not None else 0
+    if suite is None or not mb:
+        return UNLIMITED
+    wanted, slots, memory = min(suite.kept, num_tasks - 1), num_envs * launched_world_size(), memory_bytes()
+    fitting = int(_ENV_MEMORY * memory / (slots * mb * 1e6))  # in each slot, with the current one
+    if fitting > wanted:
+        return UNLIMITED
+    kept = max(0, fitting - 1)
+    if kept < wanted:
+        log.warning(
+            f"{first.suite}: {slots} slots that each keep the environments of {wanted + 1} tasks need about "
+            f"{gib(slots * (wanted + 1) * mb * 1e6)} ({mb} MB each), and this machine has {gib(memory)} of memory. "
+            f"They keep {kept + 1}, and build others again at each change of task; {_LESS_MEMORY}"
+        )
+    if not fitting:
+        log.warning(
+            f"{first.suite}: {slots} environments need about {gib(slots * mb * 1e6)} ({mb} MB each), and this machine "
+            f"has {gib(memory)} of memory; {_LESS_MEMORY}"
+        )
+    return kept
+
+
 def start_pool(
     num_envs: int,
     config: WorkerConfig,
     first: EnvSpec,
     custom_modules: Sequence[str] = (),
     python: str | None = None,
+    num_tasks: int = 1,
 ) -> WatchedPool:
     """Start the workers and build an environment in each of their slots.
 
@@ -106,14 +154,16 @@ def start_pool(
         first: environment to build in each slot.
         custom_modules: see `EnvPool`.
         python: interpreter of the workers; None: that of this process.
+        num_tasks: number of tasks that are played.
 
     Raises:
         ConfigError: the environment cannot be built (no working GL, extra not installed).
         EnvWorkerError: an environment raised an exception, or a worker was lost several times.
     """
+    kept = UNLIMITED if config.env_backend == "ray" else max_kept(num_envs, first, num_tasks)
     workers = -(-num_envs // config.envs_per_worker)
     with passing_note(f"starting {workers} environment worker(s) for {first.suite}"):
-        pool = config.pool(num_envs, custom_modules, python)
+        pool = config.pool(num_envs, custom_modules, python, kept)
         try:
             run_everywhere(pool, lambda _: Make(first))
         except BaseException:

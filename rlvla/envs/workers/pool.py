@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlvla.envs.registry import get_suite, located, registered_suites
-from rlvla.envs.workers.backend import Backend, Channel, WorkerGoneError, WorkerOptions
+from rlvla.envs.workers.backend import UNLIMITED, Backend, Channel, WorkerGoneError, WorkerOptions
 from rlvla.envs.workers.codec import DecodeError
 from rlvla.envs.workers.messages import (
     PROTOCOL_VERSION,
@@ -114,7 +114,8 @@ PHASES: dict[type, str] = {
 class _Slot:
     """The pool's view of a slot."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_kept: int = UNLIMITED) -> None:
+        self._max_kept = max_kept
         self.command: Command | None = None
         # Environment and episode, for error messages.
         self.spec: EnvSpec | None = None
@@ -133,9 +134,10 @@ class _Slot:
         """Set the current environment and update the cached ones as the worker does."""
         if spec is not None and spec != self.built:
             suite = registered_suites().get(spec.suite)
+            number = 0 if suite is None else min(suite.kept, self._max_kept)
             others = [*self.kept, *([] if self.built is None else [self.built])]
             others = [other for other in others if other != spec]
-            self.kept = others[max(0, len(others) - (suite.kept if suite is not None else 0)) :]
+            self.kept = others[max(0, len(others) - number) :]
         self.built = spec
 
     def note(self, command: Command) -> None:
@@ -161,12 +163,12 @@ class _Slot:
 class WorkerHandle:
     """The pool's view of a worker: its process, and its slots, numbered from `first` in the pool."""
 
-    def __init__(self, worker_id: int, first: int, num_slots: int, channel: Channel):
+    def __init__(self, worker_id: int, first: int, options: WorkerOptions, channel: Channel):
         self.worker_id, self.first = worker_id, first
         self.channel = channel
         self.state = WorkerState.BUSY  # until its `Hello` arrives
         self.end = ""  # description of the end of its process
-        self.slots = [_Slot() for _ in range(num_slots)]
+        self.slots = [_Slot(options.max_kept) for _ in range(options.num_slots)]
         self.pending: list[int] = []  # slots with a pending answer, in the order of their commands
         self.since = time.monotonic()  # start time of the first pending command
 
@@ -259,6 +261,7 @@ class EnvPool:
         python: interpreter of the processes, by default that of this process; cannot be combined with `backend`.
         custom_modules: modules (`.py` files or dotted names) that workers import at start, to register suites.
         environment: additional environment variables of the workers.
+        max_kept: limit of the environments that a slot caches (`Suite.kept`).
         start_timeout: seconds to wait for the workers to start.
         wait: block until the workers are ready; otherwise slots are busy until `wait` returns their worker's `Hello`.
 
@@ -275,6 +278,7 @@ class EnvPool:
         python: str | None = None,
         custom_modules: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        max_kept: int = UNLIMITED,
         start_timeout: float = 120.0,
         wait: bool = True,
     ):
@@ -286,7 +290,8 @@ class EnvPool:
             raise ConfigError(f"python={python!r} is for worker processes of this machine, not for another backend")
         self._num_slots, self._envs_per_worker = num_slots, envs_per_worker
         self._backend: Backend[Any] = backend or ProcessBackend(python or sys.executable)
-        self._options = WorkerOptions([located(module) for module in custom_modules], dict(environment or {}))
+        modules = [located(module) for module in custom_modules]
+        self._options = WorkerOptions(modules, dict(environment or {}), max_kept=max_kept)
         self._start_timeout = start_timeout
         self._failed: list[tuple[int, Result]] = []
         self._workers: list[WorkerHandle] = []
@@ -498,7 +503,7 @@ class EnvPool:
     def _start(self, worker_id: int) -> WorkerHandle:
         slots = self.slots_of(worker_id)
         options = replace(self._options, num_slots=len(slots))
-        return WorkerHandle(worker_id, slots.start, len(slots), self._backend.start(options))
+        return WorkerHandle(worker_id, slots.start, options, self._backend.start(options))
 
     def _await_hello(self, worker_id: int) -> None:
         worker = self._workers[worker_id]

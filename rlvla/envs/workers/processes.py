@@ -157,6 +157,7 @@ class ProcessBackend:
             command = [self._python, "-m", "rlvla.envs.workers.worker"]
             command += ["--connection_fd", str(theirs.fileno()), "--slab_fds", *map(str, slab_fds)]
             command += ["--custom_modules", *options.custom_modules]
+            command += ["--max_kept", str(options.max_kept)]
             try:
                 with _interrupts_blocked():
                     process = subprocess.Popen(

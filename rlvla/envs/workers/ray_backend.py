@@ -126,11 +126,12 @@ class RayWorker:
         custom_modules: see `EnvPool`.
         frames: encoding of camera images, one of `FRAMES`.
         num_slots: number of slots, i.e. concurrent episodes.
+        max_kept: limit of `Suite.kept`.
     """
 
-    def __init__(self, custom_modules: Sequence[str], frames: str, num_slots: int):
+    def __init__(self, custom_modules: Sequence[str], frames: str, num_slots: int, max_kept: int):
         os.environ[MARK] = new_mark()  # for processes started by the simulator
-        self._worker = Worker(custom_modules, num_slots)
+        self._worker = Worker(custom_modules, num_slots, max_kept)
         self._frames = frames
 
     def hello(self) -> bytes:
@@ -259,7 +260,8 @@ class RayBackend:
             place = ray_module().util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=True)
             settings["scheduling_strategy"] = place
         actor_class = self._actor_class.options(**settings)
-        channel = RayChannel(actor_class.remote(list(options.custom_modules), self._frames, options.num_slots))
+        arguments = list(options.custom_modules), self._frames, options.num_slots, options.max_kept
+        channel = RayChannel(actor_class.remote(*arguments))
         if node is not None:
             self._placed.append((node, channel))
         return channel

@@ -19,6 +19,7 @@ from rlvla.envs.batched_slots import SlotEnv
 from rlvla.envs.experts import make_expert
 from rlvla.envs.experts.episode import play_actions, play_expert_episode
 from rlvla.envs.registry import get_suite, load_custom_module, make_batched_env, make_env, trust_suite
+from rlvla.envs.workers.backend import UNLIMITED
 from rlvla.envs.workers.codec import encode_answer, encode_hello, join_answers, readable
 from rlvla.envs.workers.messages import (
     PROTOCOL_VERSION,
@@ -78,14 +79,16 @@ class Worker:
     Args:
         custom_modules: imported before the first command is executed, see `EnvPool`.
         num_slots: number of slots, i.e. concurrent episodes.
+        max_kept: limit of `Suite.kept`.
 
     Attributes:
         phase: current phase, for error reports.
     """
 
-    def __init__(self, custom_modules: Sequence[str] = (), num_slots: int = 1) -> None:
+    def __init__(self, custom_modules: Sequence[str] = (), num_slots: int = 1, max_kept: int = UNLIMITED) -> None:
         self.phase = "import"
         self._to_import = list(custom_modules)
+        self._max_kept = max_kept
         self._slots: list[_Built | None] = [None] * num_slots
         self._kept: list[list[_Built]] = [[] for _ in range(num_slots)]  # most recent last
 
@@ -229,7 +232,7 @@ class Worker:
         built = next((other for other in kept if other.spec == spec), None)
         if built is not None:
             kept.remove(built)
-        while len(kept) > get_suite(spec.suite).kept:
+        while len(kept) > min(get_suite(spec.suite).kept, self._max_kept):
             kept.pop(0).close()
         if built is not None:
             self._slots[slot] = built
@@ -279,7 +282,7 @@ def answers_of(
         yield encoded
 
 
-def serve(connection: Connection, slabs: Sequence[Slab], custom_modules: Sequence[str]) -> None:
+def serve(connection: Connection, slabs: Sequence[Slab], custom_modules: Sequence[str], max_kept: int) -> None:
     """Send a `Hello`, then answer commands until the connection is closed; one slab per slot."""
 
     def encode(slot: int, answer: Answer | Failure) -> str:
@@ -287,7 +290,7 @@ def serve(connection: Connection, slabs: Sequence[Slab], custom_modules: Sequenc
         return encode_answer(answer, lambda array: {"slot": slot, **vars(slabs[slot].append(array))})
 
     connection.send_bytes(encode_hello(hello()))
-    worker = Worker(custom_modules, len(slabs))
+    worker = Worker(custom_modules, len(slabs), max_kept)
     try:
         while True:
             message = load_commands(connection.recv_bytes())
@@ -334,10 +337,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--connection_fd", type=int, required=True)
     parser.add_argument("--slab_fds", type=int, nargs="+", required=True, help="one per slot")
     parser.add_argument("--custom_modules", nargs="*", default=[])
+    parser.add_argument("--max_kept", type=int, default=UNLIMITED)
     args = parser.parse_args(argv)
     slabs = [Slab(fd) for fd in args.slab_fds]
     with Connection(args.connection_fd) as connection:
-        serve(connection, slabs, args.custom_modules)
+        serve(connection, slabs, args.custom_modules, args.max_kept)
     for slab in slabs:
         slab.close()
 

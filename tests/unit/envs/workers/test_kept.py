@@ -1,13 +1,16 @@
 """Environments that a slot keeps for tasks it returns to."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.registry import Suite, get_suite, register_suite
+from rlvla.envs.workers.backend import UNLIMITED
+from rlvla.envs.workers.config import max_kept
 from rlvla.envs.workers.messages import EnvSpec, Failure, Make, Reset
-from rlvla.envs.workers.pool import _Slot
+from rlvla.envs.workers.pool import EnvPool, _Slot
 from rlvla.envs.workers.worker import Worker
 from tests.support import fake_suites
 
@@ -86,3 +89,53 @@ def test_the_pool_knows_what_its_workers_keep() -> None:
 def test_meta_world_keeps_those_of_mt10() -> None:
     suite = get_suite("metaworld")
     assert len(suite.groups["MT10"]) == suite.kept + 1
+
+
+def test_libero_keeps_those_of_a_suite() -> None:
+    assert [get_suite(f"libero_{name}").kept for name in ("object", "goal_swap", "plus_goal")] == [9, 9, 0]
+
+
+def test_a_worker_and_its_pool_keep_no_more_than_the_limit(log: list[str]) -> None:
+    worker, slot = Worker(max_kept=1), _Slot(max_kept=1)
+    for task in (0, 1, 2):
+        played(worker, task)
+        slot.set_built(EnvSpec("kept", task, {}))
+    assert log == ["+0", "+1", "-0", "+2"]
+    assert [spec.task_id for spec in slot.kept] == [1]
+
+
+def test_the_limit_reaches_a_worker_process(tmp_path: Path) -> None:
+    module, noted = tmp_path / "noting.py", tmp_path / "noted"
+    module.write_text(
+        "from rlvla.envs.registry import Suite, register_suite\n"
+        "from tests.unit.envs.workers.test_kept import Counted\n"
+        "class Noting(Counted):\n"
+        f"    def close(self): open({str(noted)!r}, 'a').write(str(self.task.task_id))\n"
+        "make = lambda task_id, **kw: Noting(task_id, kw)\n"
+        "register_suite('noting', Suite(list_tasks=lambda **kw: [], make=make, cameras=('none',), kept=2))\n"
+    )
+    with EnvPool(1, custom_modules=[str(module)], max_kept=1) as pool:
+        for task in (0, 1, 2):
+            pool.submit(0, Make(EnvSpec("noting", task, {})))
+            [(_, answer)] = pool.wait()
+            assert getattr(answer, "task_id", answer) == task
+        assert noted.read_text() == "0"
+
+
+def test_no_more_are_kept_than_fit_into_the_memory(monkeypatch: pytest.MonkeyPatch, log: list[str], caplog) -> None:
+    register_suite("kept", dataclasses.replace(get_suite("kept"), kept=9, env_mb=lambda options: options["mb"]))
+    monkeypatch.setattr("rlvla.envs.workers.config.memory_bytes", lambda: 16 * 10**9)  # 12 for environments
+
+    def limit(num_envs: int, mb: int, num_tasks: int = 10) -> int:
+        caplog.clear()
+        return max_kept(num_envs, EnvSpec("kept", 0, {"mb": mb}), num_tasks)
+
+    for fits in ((4, 300, 10), (4, 1000, 3), (4, 0, 10)):  # the last one: not measured
+        assert limit(*fits) == UNLIMITED and not caplog.messages
+    assert limit(4, 1000) == 2
+    assert "10 tasks need about 37.3 GiB (1000 MB each), and this machine has 14.9 GiB" in caplog.text
+    assert "They keep 3" in caplog.text and "--num_envs" in caplog.text
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert limit(4, 1000) == 0 and limit(2, 1000) == 2
+    assert limit(13, 1000, 1) == 0 and "26 environments need about 24.2 GiB" in caplog.text
+    assert max_kept(1, EnvSpec("of_the_workers_only", 0, {}), 10) == UNLIMITED
