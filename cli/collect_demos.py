@@ -6,6 +6,7 @@ Example:
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ from rlvla.envs.workers.config import WorkerConfig
 from rlvla.models.config import PolicyConfig
 from rlvla.utils.cli.command import command, heavy_imports
 from rlvla.utils.cli.flags import Parser, add_arguments, from_namespace
+from rlvla.utils.files import unused_folder
 from rlvla.utils.terminal import suggest
 
 _OWN_NAME = ("pretrain",)  # of `PolicyConfig`: here the flag is --policy
@@ -67,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         from rlvla.commands.demos.record import collect_demonstrations
     player = checked_player(env, config, split, workers, policy, lambda: from_namespace(ExpertConfig, namespace))
     path = collect_demonstrations(player, workers, modules_with_suites(custom))
-    flags = f"--demos {path} --pretrain compact --save_path runs/sft"
+    flags = f"--demos {shlex.quote(str(path))} --pretrain compact --save_path {unused_folder(Path('runs/sft'))}"
     suggest(f"python cli/train_sft_vla.py {flags}{words_for_later_commands()}")
 
 

@@ -8,6 +8,7 @@ Example:
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -33,6 +34,7 @@ from rlvla.utils.cli.command import command, heavy_imports
 from rlvla.utils.cli.config_file import config_file_arguments, flag_arguments
 from rlvla.utils.cli.flags import Parser, add_arguments, from_namespace, given_flags, range_problems
 from rlvla.utils.errors import ConfigError, collected
+from rlvla.utils.files import unused_folder
 from rlvla.utils.terminal import suggest
 
 _PLAYING = ("num_envs", "env_python")  # flags of the training that apply to recording and evaluation
@@ -101,7 +103,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if namespace.dry_run:
         return
     best = run_dagger(config, Path(policy), run.demos, folder, commands, run.seed)
-    suggest(f"python cli/train_ppo_vla.py --pretrain {best} --save_path {folder}_ppo{words_for_later_commands()}")
+    next_flags = shlex.join(["--pretrain", str(best), "--save_path", str(unused_folder(Path(f"{folder}_ppo")))])
+    suggest(f"python cli/train_ppo_vla.py {next_flags}{words_for_later_commands(namespace.env_python)}")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ Example:
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,7 +64,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ConfigError(problems)
     checkpoint, output = export_checkpoint(Path(config.run), config.output, config.load_checkpoint, config.env_python)
     show(f"policy of {checkpoint}: {output}")
-    suggest(f"python cli/eval_vla.py --pretrain {output}{words_for_later_commands()}")
+    more = words_for_later_commands(config.env_python)
+    suggest(f"python cli/eval_vla.py --pretrain {shlex.quote(str(output))}{more}")
 
 
 if __name__ == "__main__":

@@ -101,7 +101,8 @@ def own_suites(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from rlvla.envs import registry
 
     before = set(registry.registered_suites())
-    monkeypatch.setattr(custom_modules, "_with_suites", dict(custom_modules._with_suites))
+    for modules in ("_with_suites", "_with_policies"):
+        monkeypatch.setattr(custom_modules, modules, dict(getattr(custom_modules, modules)))
     yield
     for name in set(registry.registered_suites()) - before:
         if not registry.ships_with_rlvla(name):  # those are registered but once, when they are imported

@@ -55,7 +55,9 @@ def parse_command_line(build_parser: Callable[[], Parser], argv: Sequence[str] |
     return namespace
 
 
-_with_suites: dict[str, str] = {}  # modules that registered or changed a suite, as given on the command line
+# Modules that registered or changed a suite, a policy family or a head of compact policies, as given.
+_with_suites: dict[str, str] = {}
+_with_policies: dict[str, str] = {}
 
 
 def load_custom_modules(argv: Sequence[str]) -> None:
@@ -72,7 +74,7 @@ def load_custom_modules(argv: Sequence[str]) -> None:
         return  # the flag has no value, which the command's parser reports
     problems = []
     for source in sources:
-        before = registered_suites()
+        before, policies = registered_suites(), _types_of_policies()
         try:
             load_custom_module(source)
         except ConfigError as error:
@@ -85,8 +87,17 @@ def load_custom_modules(argv: Sequence[str]) -> None:
         new = any(name in before or not ships_with_rlvla(name) for name in made)
         if new or located(source) in gym_modules():
             _with_suites[located(source)] = source
+        if _types_of_policies() != policies:
+            _with_policies[located(source)] = source
     if problems:
         raise ConfigError(problems)
+
+
+def _types_of_policies() -> set[str]:
+    from rlvla.models.compact.config import HEADS
+    from rlvla.models.families import policy_families  # these imports take time, and few commands have a module
+
+    return {*policy_families(), *HEADS.names()}
 
 
 def modules_with_suites(config: CustomConfig) -> list[str]:
@@ -94,10 +105,12 @@ def modules_with_suites(config: CustomConfig) -> list[str]:
     return [source for source in config.custom_module if located(source) in _with_suites]
 
 
-def words_for_later_commands() -> str:
-    """Flags to append to a printed command so that it knows the user's suites, with a leading space; "" if none."""
-    sources = dict.fromkeys([*_with_suites.values(), *trusted_modules()])
-    return "".join(f" --custom_module {shlex.quote(source)}" for source in sources)
+def words_for_later_commands(env_python: str | None = None) -> str:
+    """Flags to append to a printed command, with a leading space: modules of suites and policies, `--env_python`."""
+    sources = dict.fromkeys([*_with_suites.values(), *_with_policies.values(), *trusted_modules()])
+    argv = [word for source in sources for word in ("--custom_module", source)]
+    argv += [] if env_python is None else ["--env_python", env_python]
+    return "".join(f" {shlex.quote(word)}" for word in argv)
 
 
 def _where(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +10,13 @@ from typing import Any
 
 from rlvla.checkpoints.policy_folder import PolicyRecord
 from rlvla.checkpoints.run_folder import claimed_run_folder
+from rlvla.commands.custom_modules import words_for_later_commands
 from rlvla.commands.model_checks import mismatch_with_policy
 from rlvla.commands.new_models import is_new, new_model, new_model_problems
 from rlvla.commands.run_policies import policy_folder
 from rlvla.commands.supervised import supervised_header, supervised_problems
 from rlvla.data.demonstrations import Demonstrations
+from rlvla.data.replayed_episodes import replay_problem
 from rlvla.data.reward_model_rows import ranked_pairs, read_outcomes, split_episodes
 from rlvla.envs.config import EnvConfig, heldout_problems
 from rlvla.models.families import Checkpoint, check_checkpoint, checkpoint_overrides
@@ -98,8 +101,11 @@ def _train(
     if strategy.is_main:
         BestEffortWriter("metrics.json").attempt(lambda: write_json(save_path / "metrics.json", metrics))
         print(table(("held-out episodes", "value"), [(n.split("/")[1], f"{v:.4g}") for n, v in metrics.items()]))
-        show(f"saved {result}")
-        suggest(f"python cli/train_ppo_vla.py --reward_pretrain {result} ...")
+        show(f"saved {result}; --reward_pretrain {shlex.quote(str(result))} adds it to the reward of a run")
+        if replay_problem(run.demos[0], demos) is None:
+            argv = ["--demos", run.demos[0], "--reward", "rm_model", "--rm_model_path", str(result)]
+            argv += ["--output", str(save_path / "scores")]
+            suggest(f"python cli/score_episodes.py {shlex.join(argv)}{words_for_later_commands()}")
     return result
 
 

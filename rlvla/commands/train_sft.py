@@ -33,7 +33,8 @@ from rlvla.commands.supervised import supervised_header, supervised_problems
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_several
 from rlvla.envs.config import EnvConfig, heldout_problems
-from rlvla.envs.registry import is_known
+from rlvla.envs.options import own_flags
+from rlvla.envs.registry import get_suite, is_known
 from rlvla.envs.splits import LearnedStates, UnseenStates
 from rlvla.models.config import ActorConfig
 from rlvla.models.families import Checkpoint, check_checkpoint, checkpoint_option_problems, checkpoint_overrides
@@ -46,12 +47,12 @@ from rlvla.trainer.supervised.config import NewModelConfig, SFTConfig, SFTRunCon
 from rlvla.trainer.supervised.sft_trainer import SFTTrainer
 from rlvla.trainer.supervised.validation import Playing, split_for_validation
 from rlvla.trainer.supervised.verdict import Verdict
-from rlvla.utils.cli.config_file import RUN_CONFIG_FILE, write_config_file
+from rlvla.utils.cli.config_file import RUN_CONFIG_FILE, flag_arguments, write_config_file
 from rlvla.utils.cli.flags import no_effect_problems, range_problems
 from rlvla.utils.deepspeed.config import StrategyConfig, launched_rank, launched_world_size
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.errors import ConfigError, Problem, require
-from rlvla.utils.files import BestEffortWriter, write_json
+from rlvla.utils.files import BestEffortWriter, unused_folder, write_json
 from rlvla.utils.seeding import seed_everything
 from rlvla.utils.terminal import duration, log, passing_note, quiet_libraries, show, suggest, table
 
@@ -172,7 +173,7 @@ def _train(
         content = {name: getattr(trainer.verdict, name) for name in ("sentences", "missing", "rl")}
         BestEffortWriter(VERDICT_FILE).attempt(lambda: write_json(save_path / VERDICT_FILE, content))
         show(f"saved {policy} after {duration(time.perf_counter() - start)}")
-        suggest(_next_command(trainer.verdict, policy, run, config, demos))
+        suggest(_next_command(trainer.verdict, policy, run, config, demos, validation.env_python))
     return policy
 
 
@@ -184,27 +185,47 @@ def _warn_of_another_suite(demos: Demonstrations, pretrain: str) -> None:
         log.warning(text, now, pretrain, before, now)
 
 
-def _next_command(verdict: Verdict, policy: Path, run: SFTRunConfig, config: SFTConfig, demos: Demonstrations) -> str:
+def _next_command(
+    verdict: Verdict,
+    policy: Path,
+    run: SFTRunConfig,
+    config: SFTConfig,
+    demos: Demonstrations,
+    env_python: str | None,
+) -> str:
     """The command that the verdict suggests: reinforcement learning, more epochs or data, or an evaluation."""
-    modules = words_for_later_commands()
+    more, save_path = words_for_later_commands(env_python), Path(run.save_path)
+    pretrain = f"--pretrain {shlex.quote(str(policy))}"
+
+    def beside(name: str) -> str:
+        return shlex.quote(str(unused_folder(save_path.parent / f"{save_path.resolve().name}_{name}")))
+
     as_it_is = verdict.rl in ("ready", "saturated") or (verdict.rl is None and verdict.learned)
     first = None if as_it_is else verdict.missing[:1]
     if first == ("epochs",):
         longer = f"--max_epochs {2 * config.max_epochs}"
         longer += "" if config.max_steps is None else f" --max_steps {2 * config.max_steps}"
-        again = f"--config {Path(run.save_path) / RUN_CONFIG_FILE} {longer}"
-        return f"python cli/train_sft_vla.py {again} --save_path {run.save_path}_longer{modules}"
+        again = f"--config {shlex.quote(str(save_path / RUN_CONFIG_FILE))} {longer}"
+        return f"python cli/train_sft_vla.py {again} --save_path {beside('longer')}"
     if not is_known(str(demos.env_args.get("task_suite_name"))):  # e.g. the folder name of a dataset made elsewhere
-        return f"python cli/inspect_vla.py --pretrain {policy}"
+        return f"python cli/inspect_vla.py {pretrain}{more}"
     if first == ("data",):
-        env = demos.env_args
-        argv = ["--task_suite_name", env["task_suite_name"], "--cameras", *env["cameras"]]
-        argv += ["--image_size", demos.images[0].shape[2]] + ["--use_proprio"] * (demos.proprio is not None)
-        argv += ["--num_demos", 2 * len(demos.actions) // max(1, len(env.get("task_ids") or ()))]
-        return f"python cli/collect_demos.py {shlex.join(map(str, argv))} --output {run.save_path}_demos{modules}"
+        argv = _environment_flags(demos)
+        argv.append(f"--num_demos={2 * len(demos.actions) // max(1, len(demos.env_args.get('task_ids') or ()))}")
+        return f"python cli/collect_demos.py {shlex.join(argv)} --output {beside('demos')}{more}"
     if verdict.rl in ("ready", "slow"):
-        return f"python cli/train_ppo_vla.py --pretrain {policy} --save_path {run.save_path}_ppo{modules}"
-    return f"python cli/eval_vla.py --pretrain {policy}{modules}"
+        return f"python cli/train_ppo_vla.py {pretrain} --save_path {beside('ppo')}{more}"
+    return f"python cli/eval_vla.py {pretrain}{more}"
+
+
+def _environment_flags(demos: Demonstrations) -> list[str]:
+    """The flags of the environment of the demonstrations; those at their default are left out."""
+    size = {"image_size": demos.images[0].shape[2], "use_proprio": demos.proprio is not None}
+    env = EnvConfig().completed(demos.env_args | size)
+    options = get_suite(env.suite).options
+    defaults = {"use_proprio": False} | {name: f.default for name, f in (own_flags(options) if options else {}).items()}
+    chosen = {n: value for n, value in env.as_dict().items() if value not in ((), []) and value != defaults.get(n)}
+    return [token for name, value in chosen.items() for token in flag_arguments(name, value)]
 
 
 def _unseen_problems(run: SFTRunConfig, demos: Demonstrations, env_python: str | None) -> list[Problem]:

@@ -54,6 +54,21 @@ class Problem:
         return Problem(self.flag, self.reason, f"{prefix}{self.text}")
 
 
+@dataclass(frozen=True)
+class ChangedSetting(Problem):
+    """A flag that differs from the run to resume; several are shown as one table.
+
+    Attributes:
+        run: folder of the run.
+        there: the value with which it was started.
+        now: the value of the flag.
+    """
+
+    run: str
+    there: str
+    now: str
+
+
 def as_problems(problems: Iterable[str | Problem]) -> list[Problem]:
     """The problems; a plain string becomes one without flag and reason."""
     return [p if isinstance(p, Problem) else Problem(None, "", p) for p in problems]

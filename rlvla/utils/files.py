@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
+from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -177,6 +178,11 @@ def output_folder_problem(folder: str | Path, *, resuming: bool | None = None) -
         text = f"{path} already holds another run; name another folder or remove it"
         return text if resuming is None else f"{text}, or continue that run with --load_checkpoint"
     return None
+
+
+def unused_folder(path: Path) -> Path:
+    """The path, with the first number behind its name, from 2 on, for which there is nothing yet."""
+    return next(p for n in count(1) if not os.path.lexists(p := path.with_name(path.name + f"_{n}" * (n > 1))))
 
 
 def no_folder(folder: str | Path) -> str:

@@ -81,7 +81,8 @@ def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     monkeypatch.setenv("PYTHONPATH", str(folder))
     for name in ("_TRUSTED", "_GYM_MODULES"):
         monkeypatch.setattr(registry, name, {})
-    monkeypatch.setattr(custom_modules, "_with_suites", {})
+    for modules in ("_with_suites", "_with_policies"):
+        monkeypatch.setattr(custom_modules, modules, {})
     gymnasium.register("Stranger-v7", entry_point=f"{MODULE}:Stranger", max_episode_steps=5)
     _warn.cache_clear()
     _facts.cache_clear()

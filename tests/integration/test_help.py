@@ -50,7 +50,7 @@ from rlvla.options import Registry
 from rlvla.trainer.algorithm_config import LEARNERS
 from rlvla.trainer.supervised.config import RewardModelConfig, SFTConfig
 from rlvla.utils.cli.flags import Parser, flag_fields
-from rlvla.utils.cli.other_tools import OTHER_TOOLS, OTHER_VALUES, PATHS
+from rlvla.utils.cli.other_tools import OTHER_MEANING, OTHER_TOOLS, OTHER_VALUES, PATHS
 from rlvla.utils.deepspeed.config import StrategyConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -331,6 +331,16 @@ def test_values_of_other_tools_are_told_ours(capsys: pytest.CaptureFixture) -> N
     assert estimator.startswith("--adv_estimator: invalid choice: 'dr_grpo'")
     assert estimator.endswith("; here it is grpo with --no-norm_adv_by_std")
     assert loss.endswith("; here it is ppo, and also clips dually: --eps_clip_dual 3") and "here it is" not in unknown
+
+
+def test_a_flag_of_the_same_name_without_effect_names_the_one_that_was_meant(capsys: pytest.CaptureFixture) -> None:
+    """TRL's --beta is the weight of the KL; here it belongs to the loss dro."""
+    flags = train_ppo_vla.build_parser()._option_string_actions
+    for name, meant in OTHER_MEANING.items():
+        assert f"--{name}" in flags and set(re.findall(r"--[a-z_-]+", meant)) <= flags.keys()
+    with pytest.raises(SystemExit):
+        train_ppo_vla.main(["--beta", "0.04", "--pretrain", "absent"])
+    assert re.search(r"--beta 0.04: .* use it; leave it out \(.* is --init_kl_coef\)\n", capsys.readouterr().err)
 
 
 def test_the_page_of_names_from_other_tools_is_complete() -> None:

@@ -16,7 +16,7 @@ from rlvla.envs.config import EnvConfig
 from rlvla.utils.cli.flags import flag_fields, no_effect_problems, range_problems, unread_flags
 from rlvla.utils.data_files import read_json
 from rlvla.utils.deepspeed.config import launched_world_size
-from rlvla.utils.errors import ConfigError, Problem, require
+from rlvla.utils.errors import ChangedSetting, ConfigError, Problem, require
 from rlvla.utils.files import output_folder_problem
 
 # Flags that may change on resume: run length, batching that affects no result, evaluation and saving.
@@ -28,6 +28,7 @@ _FREE_FLAGS = {
     *("save_path", "ckpt_path", "load_checkpoint", "num_envs", "local_rank", "rank_timeout", "dry_run"),
     *("gpu_memory", "hours", "measured"),
 }
+_LONGEST_VALUE = 48  # characters, in a table of settings
 
 
 def flag_problems(flags: TrainingRun, batch: list[Problem], learner: list[Problem]) -> list[Problem]:
@@ -125,8 +126,17 @@ def changed_flags(flags: TrainingRun, setting: CheckedRun) -> list[Problem]:
             started_with = before.get(group, {}).get(name, elsewhere.get(name, defaults[group].get(name)))
             if name not in _FREE_FLAGS and name not in unread and started_with != value:
                 text = f"--{name} {value}: the run in {flags.run.save_path} was started with {started_with}"
-                problems.append(Problem(name, "changed", f"{text}; repeat that, or name another --save_path"))
+                text += "; repeat that, or name another --save_path"
+                there, now = _in_short(started_with), _in_short(value)
+                problems.append(ChangedSetting(name, "changed", text, flags.run.save_path, there, now))
     return problems
+
+
+def _in_short(value: Any) -> str:
+    if value in (None, []):
+        return "not given"
+    text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
 def dump_problems(flags: TrainingRun, env: EnvConfig) -> list[Problem]:

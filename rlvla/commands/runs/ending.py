@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -49,8 +50,8 @@ def conclude(trainer: Trainer, flags: TrainingRun, save_path: Path) -> None:
     BestEffortWriter(f"the summary in {save_path}").attempt(write)
     show(closing_words(trainer, save_path))
     if not flags.schedule.val_only:
-        report = f"--report {save_path / 'report'}"
-        suggest(f"python cli/eval_vla.py --pretrain {trainer.exported} {report}{words_for_later_commands()}")
+        flags_of_report = shlex.join(["--pretrain", str(trainer.exported), "--report", str(save_path / "report")])
+        suggest(f"python cli/eval_vla.py {flags_of_report}{words_for_later_commands(flags.groups['env'].env_python)}")
 
 
 def _merged(evaluations: list[dict[str, Any]], file: Path) -> list[dict[str, Any]]:

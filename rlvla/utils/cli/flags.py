@@ -14,6 +14,7 @@ import math
 import os
 import re
 import sys
+import textwrap
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -25,13 +26,13 @@ from rlvla.options import Registry, flag_values, from_values, registered_options
 from rlvla.options import arg as arg  # for suites and plug-ins
 from rlvla.utils.cli.config_file import config_file_arguments, config_file_of
 from rlvla.utils.cli.help import ShowHelp, everything
-from rlvla.utils.cli.other_tools import OTHER_TOOLS, OTHER_VALUES, counterpart
+from rlvla.utils.cli.other_tools import OTHER_MEANING, OTHER_TOOLS, OTHER_VALUES, counterpart
 from rlvla.utils.cli.programs import as_installed
 from rlvla.utils.data_files import field_types
-from rlvla.utils.errors import ConfigError, MissingExtraError, Problem
+from rlvla.utils.errors import ChangedSetting, ConfigError, MissingExtraError, Problem
 from rlvla.utils.files import target_problem
 from rlvla.utils.signals import note_failure
-from rlvla.utils.terminal import LOG_LEVELS, fit, set_output
+from rlvla.utils.terminal import LOG_LEVELS, fit, set_output, table
 from rlvla.version import __version__
 
 LARGEST_INTEGER = 10**9  # where a flag declares no maximum; no count of a run comes near it
@@ -492,7 +493,9 @@ def is_set(field: dataclasses.Field, value: Any, given: Collection[str]) -> bool
 
 def no_effect(flag: str, value: Any, why: str) -> Problem:
     """The problem of a flag that is set and that nothing reads."""
-    return Problem(flag, "no_effect", f"{as_typed(flag, value)}: {why}; leave it out")
+    meant = OTHER_MEANING.get(flag)
+    text = f"{as_typed(flag, value)}: {why}; leave it out" + (f" ({meant})" if meant else "")
+    return Problem(flag, "no_effect", text)
 
 
 def given_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> frozenset[str]:
@@ -617,9 +620,21 @@ def fail(prog: str, error: ConfigError | MissingExtraError) -> NoReturn:
     if one_rank:
         note_failure()
     if _is_first_on_machine() or one_rank:
-        text = "\n".join([f"{prog}: the configuration cannot be used:", *(f"  - {problem}" for problem in problems)])
+        head = f"{prog}: the configuration cannot be used:"
+        text = "\n".join([head, *(f"  - {problem}" for problem in with_table(problems))])
         print(fit(as_installed(text), sys.stderr), file=sys.stderr)
     raise SystemExit(2)
+
+
+def with_table(problems: Sequence[object]) -> list[object]:
+    """The problems with several changed settings of a run as a single one, a sentence above a table."""
+    changed = [problem for problem in problems if isinstance(problem, ChangedSetting)]
+    if len(changed) < 2:
+        return list(problems)
+    settings = table(("setting", "there", "now"), [(f"--{p.flag}", p.there, p.now) for p in changed])
+    sentence = f"--save_path {changed[0].run}: the run there has other settings; repeat them, or name another folder:"
+    others = [problem for problem in problems if not isinstance(problem, ChangedSetting)]
+    return [f"{sentence}\n{textwrap.indent(settings, 4 * ' ')}", *others]
 
 
 def _is_first_on_machine() -> bool:

@@ -127,8 +127,13 @@ PATHS = {
     "wandb.project": "wandb_project",
 }
 _LONGEST_PATH = 3  # words of a key of PATHS
-# Flags of ours whose name means something else there, and parts of other tools with settings of their own.
-_OTHER_MEANING = {"beta", "max_steps", "num_episodes", "target_kl", "train_batch_size"}
+# Flags of ours whose name means something else there -> our flag for that, if a hint is needed where ours has no effect;
+# parts of other tools with settings of their own.
+OTHER_MEANING = {
+    "beta": "TRL's beta, the weight of the KL, is --init_kl_coef",
+    "target_kl": "verl's target_kl, which the weight of the KL is adapted to, is --kl_target",
+    **dict.fromkeys(("max_steps", "num_episodes", "train_batch_size"), ""),
+}
 _OTHER_PARTS = {"critic", "eval", "ref", "reward", "reward_model", "val_kwargs"}
 
 # Our flag -> values as other tools call them -> what they are here.
@@ -156,7 +161,7 @@ def counterpart(name: str, flags: Mapping[str, str]) -> tuple[str, str]:
     dotted = len(path) > 1
     for count in range(min(len(path), _LONGEST_PATH), 0, -1):
         end = ".".join(path[-count:])
-        if count == 1 and dotted and (end in _OTHER_MEANING or not _OTHER_PARTS.isdisjoint(path)):
+        if count == 1 and dotted and (end in OTHER_MEANING or not _OTHER_PARTS.isdisjoint(path)):
             break
         flag, difference = OTHER_TOOLS.get(end, ("", ""))
         if {f"--{flag}", *re.findall(r"--[a-z_-]+", difference)} <= flags.keys():

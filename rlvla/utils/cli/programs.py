@@ -40,7 +40,10 @@ def is_installed() -> bool:
 
 def as_installed(text: str) -> str:
     """Rewrite commands of a checkout in a text (at most one per line) as they are called here."""
-    return _FILE.sub(_called, text) if is_installed() else text
+    if is_installed():
+        return _FILE.sub(_called, text)
+    folder = _other_folder()
+    return text if folder is None else _FILE.sub(lambda match: _below(folder, match), text)
 
 
 def typed_command(argv: Sequence[str], ranks: int | None = None) -> list[str]:
@@ -93,6 +96,19 @@ def resume_command(argv: Sequence[str], ckpt_path: Path | None = None, *, trains
         command += ["--ckpt_path", str(ckpt_path)]
     world = int(os.environ.get("WORLD_SIZE", "1"))
     return shlex.join(typed_command(command, world if world > 1 or launched else None))
+
+
+def _other_folder() -> Path | None:
+    """The checkout's cli/ as this command was called, unless the working directory holds it."""
+    script = Path(sys.argv[0])
+    if script.parent.name != "cli" or script.stem not in COMMANDS or script.parent.resolve() == Path("cli").resolve():
+        return None
+    return script.parent
+
+
+def _below(folder: Path, match: re.Match[str]) -> str:
+    python = "python " if match[0].startswith("python ") else ""
+    return python + shlex.quote(str(folder / f"{match[1]}.py"))
 
 
 def _called(match: re.Match[str]) -> str:
