@@ -127,13 +127,13 @@ PATHS = {
     "wandb.project": "wandb_project",
 }
 _LONGEST_PATH = 3  # words of a key of PATHS
-# Flags of ours whose name means something else there -> our flag for that, if a hint is needed where ours has no effect;
-# parts of other tools with settings of their own.
+# Flags of ours whose name means something else there -> our flag for that, if a hint is needed where ours has no effect.
 OTHER_MEANING = {
     "beta": "TRL's beta, the weight of the KL, is --init_kl_coef",
     "target_kl": "verl's target_kl, which the weight of the KL is adapted to, is --kl_target",
     **dict.fromkeys(("max_steps", "num_episodes", "train_batch_size"), ""),
 }
+# Parts of other tools with settings of their own.
 _OTHER_PARTS = {"critic", "eval", "ref", "reward", "reward_model", "val_kwargs"}
 
 # Our flag -> values as other tools call them -> what they are here.
