@@ -149,8 +149,8 @@ setup(
     ],
     python_requires=">=3.11",
     # The commands travel as rlvla.cli and are called rlvla-train-ppo-vla, rlvla-eval-vla, ...
-    packages=[*find_packages(include=["rlvla", "rlvla.*"]), "rlvla.cli"],
-    package_dir={"rlvla.cli": "cli"},
+    packages=[*find_packages(include=["rlvla", "rlvla.*"]), "rlvla.cli", "rlvla.recipes.files"],
+    package_dir={"rlvla.cli": "cli", "rlvla.recipes.files": "recipes"},
     entry_points={
         "console_scripts": [
             "rlvla = rlvla.cli.__main__:main",  # lists the others
@@ -165,6 +165,7 @@ setup(
         "rlvla.rewards.vlm": ["prompts/*.txt"],
         "rlvla.commands": ["templates/*.jinja", "gpu_rates.json"],
         "rlvla.evaluation": ["templates/*.jinja"],
+        "rlvla.recipes.files": ["*.yaml"],
     },
     install_requires=[
         "torch>=2.6",

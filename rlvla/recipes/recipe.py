@@ -233,12 +233,18 @@ class Stage:
     time_limited: bool = False
 
 
+def shipped_recipes() -> dict[str, Path]:
+    """The recipes that come with rlvla, by name: beside the code where it is installed, else recipes/ of a checkout."""
+    installed, checkout = Path(__file__).parent / "files", Path(__file__).parents[2] / "recipes"
+    return {path.stem: path for path in sorted((installed if installed.is_dir() else checkout).glob("*.yaml"))}
+
+
 @dataclass(frozen=True)
 class RecipeConfig:
     """Recipe, overrides and output; each field is a flag of `cli/run_recipe.py`."""
 
     recipe: str | None = arg(
-        None, "YAML file with the stages and their flags; rlvla's are in recipes/ of its source", metavar="FILE"
+        None, lambda: f"YAML file with the stages and their flags, or {', '.join(shipped_recipes())}", metavar="FILE"
     )
     output: str | None = arg(None, "folder of all stages (default: from the recipe)", metavar="DIR", writes="folder")
     assignments: tuple[str, ...] = arg(
@@ -273,12 +279,19 @@ class RecipeConfig:
 
     @property
     def path(self) -> Path:
-        """The recipe; ConfigError if none is given."""
+        """The recipe: a file, else one that comes with rlvla, by its name; ConfigError if none is given."""
+        shipped = shipped_recipes()
         if self.recipe is None:
-            raise ConfigError.of(
-                "recipe", "needs_flag", "no recipe is given; name one, e.g. recipes/toy_reach.yaml of the source"
-            )
-        return Path(self.recipe)
+            text = f"no recipe is given; name a file or one of {', '.join(shipped)}"
+            raise ConfigError.of("recipe", "needs_flag", text)
+        path = Path(self.recipe)
+        by_name = path.parent in (Path(), Path("recipes")) and path.suffix in ("", ".yaml")
+        if not by_name or path.exists():
+            return path
+        if path.stem not in shipped:
+            text = f"--recipe {path}: there is no such file, and the recipes of rlvla are {', '.join(shipped)}"
+            raise ConfigError.of("recipe", "missing_file", text)
+        return shipped[path.stem]
 
     def folder(self, recipe: Recipe) -> Path:
         """The folder of all stages."""

@@ -135,6 +135,29 @@ def test_every_command_of_the_wheel_answers_in_an_empty_environment(wheel: Path,
     assert alone.returncode == 0 and alone.stdout.startswith("usage: ")
 
 
+@pytest.mark.slow
+def test_the_recipes_of_the_wheel_are_called_by_name(wheel: Path, tmp_path: Path) -> None:
+    """The first hour of a user of pip, who has no checkout."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    recipes = {path.stem for path in (ROOT / "recipes").glob("*.yaml")}
+    assert {path.stem for path in (tmp_path / "site/rlvla/recipes/files").iterdir()} == recipes
+    program = "import sys; sys.argv[0] = 'rlvla-run-recipe'; from rlvla.cli.run_recipe import main; main()"
+    for name in ("toy_reach", "recipes/toy_reach.yaml", "toy_rech"):
+        done = subprocess.run(
+            [sys.executable, "-c", program, name, "--dry_run"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
+            capture_output=True,
+            text=True,
+        )
+        if name == "toy_rech":
+            assert done.returncode == 2 and "the recipes of rlvla are " in done.stderr and "toy_reach" in done.stderr
+        else:
+            assert done.returncode == 0, done.stderr
+            assert "rlvla-collect-demos --seed=0 --task_suite_name=toy_reach" in done.stdout
+
+
 HELP_OF_ALL = """
 import json, runpy, sys
 from pathlib import Path

@@ -127,7 +127,7 @@ PATHS = {
     "wandb.project": "wandb_project",
 }
 _LONGEST_PATH = 3  # words of a key of PATHS
-# Flags of ours whose name means something else there -> our flag for that, if a hint is needed where ours has no effect.
+# Flags of ours whose name means something else there -> our flag for that, if a hint is needed where ours is unread.
 OTHER_MEANING = {
     "beta": "TRL's beta, the weight of the KL, is --init_kl_coef",
     "target_kl": "verl's target_kl, which the weight of the KL is adapted to, is --kl_target",
