@@ -30,6 +30,9 @@ def project_url() -> str:
     return next((link.partition(", ")[2] for link in links if link.startswith("Source, ")), "")
 
 
+_CLONE = "In a clone of this repository:"  # of the README
+
+
 def description_page(readme: str, url: str) -> str:
     """The README with absolute links, as a page that stands alone; without an address, words in their place.
 
@@ -47,6 +50,8 @@ def description_page(readme: str, url: str) -> str:
         return f"[{match['text']}]({url}/blob/{tag}/{match['to']})" if url else match["text"]
 
     tag = f"v{VERSION['__version__']}"
+    if url:
+        readme = readme.replace(f"{_CLONE}\n\n```bash\n", f"{_CLONE}\n\n```bash\ngit clone {url} rlvla && cd rlvla\n")
     readme = re.sub(r"!\[(?P<text>[^\]]*)\]\((?P<to>[^)\s]+)\)", image, readme)
     # The text of a link may be an image, such as a badge.
     return re.sub(r"(?<!!)\[(?P<text>(?:!\[[^\]]*\]\([^)]*\)|[^\]])*)\]\((?P<to>[^)\s]+)\)", link, readme)

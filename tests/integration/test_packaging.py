@@ -85,6 +85,7 @@ def test_the_wheel_holds_commands_and_data(wheel: Path) -> None:
         assert f"\n{line}\n" in metadata
     assert f"\nProject-URL: Source, {URL}\n" in metadata and f"\nProject-URL: Issues, {URL}/issues\n" in metadata
     assert "# rlvla\n" in metadata and f"]({URL}/raw/v{version()}/docs/images/quickstart.png)" in metadata
+    assert f"```bash\ngit clone {URL} rlvla && cd rlvla\nbash examples/scripts/quickstart.sh" in metadata
     expected = {p for p in tracked_files() if p.startswith("rlvla/") and not p.endswith(".pyc")}
     assert expected <= names
     assert "rlvla/cli/__init__.py" in names, "an editable installation would not find the commands"
