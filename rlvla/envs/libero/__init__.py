@@ -1,7 +1,11 @@
 """The suites of LIBERO, LIBERO-PRO and LIBERO-plus. Registering them imports neither LIBERO nor robosuite."""
 
+from __future__ import annotations
+
 from functools import partial
 
+from rlvla.envs.base import TaskSpec
+from rlvla.envs.experts.base import Expert, ExpertConfig
 from rlvla.envs.libero.env import CAMERAS, IMAGE_SIZE, MAX_STEPS, PRO_SUITES, LiberoOptions, env_mb, list_tasks, make
 from rlvla.envs.libero.plus import SUITES as PLUS_SUITES
 from rlvla.envs.libero.plus import LiberoPlusOptions
@@ -9,11 +13,26 @@ from rlvla.envs.libero.plus import list_tasks as list_plus_tasks
 from rlvla.envs.libero.plus import make as make_plus
 from rlvla.envs.registry import Suite, register_suite
 
+
+def make_libero_expert(task: TaskSpec, config: ExpertConfig) -> Expert:
+    """Create the scripted expert of a task."""
+    from rlvla.envs.libero.expert import LiberoExpert
+
+    return LiberoExpert(task, config)
+
+
 _KINDS = (
-    ((*MAX_STEPS, *PRO_SUITES), list_tasks, make, LiberoOptions, 9),  # all tasks of a suite of ten
-    (PLUS_SUITES, list_plus_tasks, make_plus, LiberoPlusOptions, 0),  # hundreds of tasks, with the package's renderer
+    ((*MAX_STEPS, *PRO_SUITES), list_tasks, make, LiberoOptions, 9, make_libero_expert),  # all tasks of a suite of ten
+    (
+        PLUS_SUITES,
+        list_plus_tasks,
+        make_plus,
+        LiberoPlusOptions,
+        0,
+        None,
+    ),  # hundreds of tasks, with the package's renderer
 )
-for _suites, _list_tasks, _make, _options, _kept in _KINDS:
+for _suites, _list_tasks, _make, _options, _kept, _expert in _KINDS:
     for _suite in _suites:
         register_suite(
             _suite,
@@ -22,6 +41,7 @@ for _suites, _list_tasks, _make, _options, _kept in _KINDS:
                 make=partial(_make, _suite),
                 cameras=tuple(CAMERAS),
                 options=_options,
+                expert=_expert,
                 image_size=IMAGE_SIZE,
                 kept=_kept,
                 env_mb=env_mb,

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from rlvla.envs.mujoco.arm_env import MujocoArmEnv
 from rlvla.envs.options import SuiteOptions
 from rlvla.utils.cli.flags import arg
 from rlvla.utils.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlvla.envs.libero.scene import SceneGeometry
 
 # Step limits of published evaluations, excluding the settle steps.
 MAX_STEPS = {
@@ -209,8 +212,17 @@ class LiberoEnv(MujocoArmEnv):
 
     Proprio [8]: end-effector position [3], orientation as axis-angle [3], positions of the two fingers [2].
 
-    Privileged state: `eef_pos` [3], `gripper_qpos` [2], and position `<object>_pos` [3] and orientation `<object>_quat`
-    [4] (w first) of each object and fixture, in meters in the world frame.
+    Privileged state, in meters in the world frame, quaternions w first:
+
+    - `base_pos` [3] of the robot, `eef_pos` [3], `eef_quat` [4], `gripper_qpos` [2];
+    - `<object>_pos`, `<object>_quat` of each object and fixture; in its own frame, its center of mass `_com` [3] and
+      points `_points` [N, 3] on its collision surface;
+    - `<region>_pos`, `_quat` and half extents `_size` [3] of each region;
+    - of each region or fixture that is opened or switched: position of its joint `_joint` [], `_range` [2],
+      `_axis` [3], `_anchor` [3], `_slides`, LIBERO's `_is_open`, `_is_close`, and its moving part as object
+      `<name>_part`;
+    - `holds_<predicate>` of each goal predicate, and whether the gripper touches (`touched_<object>`) and grasps
+      (`grasped_<object>`) each object to be moved.
 
     The simulation is deterministic: trajectories do not depend on `seed`.
     """
@@ -244,7 +256,9 @@ class LiberoEnv(MujocoArmEnv):
         }
         self._operated = {name: simulator.geom_ids(env.fixtures_dict[name].contact_geoms) for name in facts.operated}
         self._resting: dict[str, float] = {}  # heights in meters
+        self._geometry: SceneGeometry | None = None  # see `privileged_state`
         self._hand = simulator.model.body(env.robots[0].robot_model.eef_name).id
+        self._base = simulator.model.body(env.robots[0].robot_model.root_body).id
         super().__init__(spec, options, simulator, CAMERAS, options.success_hold_steps, show_sites=True)
         self._settle_steps = options.settle_steps
 
@@ -263,13 +277,21 @@ class LiberoEnv(MujocoArmEnv):
     def privileged_state(self) -> dict[str, np.ndarray]:
         """Simulator state for scripted experts; see the class docstring for the keys."""
         self._require_open()
+        from rlvla.envs.libero.scene import SceneGeometry, quat_of  # imports mujoco
+
+        if self._geometry is None:
+            self._geometry = SceneGeometry(self._sim)
         data, env = self._sim.data, self._sim.env
-        state = {
-            "eef_pos": data.site_xpos[self._sim.eef_site].copy(),
-            "gripper_qpos": data.qpos[self._sim.gripper_qpos_index],
-        }
-        for name, body in env.obj_body_id.items():
-            state[f"{name}_pos"], state[f"{name}_quat"] = data.xpos[body].copy(), data.xquat[body].copy()
+        state = self._geometry.read()
+        state["base_pos"] = data.xpos[self._base].copy()
+        state["eef_pos"] = data.site_xpos[self._sim.eef_site].copy()
+        state["eef_quat"] = quat_of(data.site_xmat[self._sim.eef_site])
+        state["gripper_qpos"] = data.qpos[self._sim.gripper_qpos_index]
+        for name, predicate in self._goal:
+            state[f"holds_{name}"] = np.array(bool(env._eval_predicate(predicate)))
+        for name, (_, geoms) in self._moved.items():
+            state[f"touched_{name}"] = np.array(self._sim.touching(self._sim.gripper_geoms, geoms))
+            state[f"grasped_{name}"] = np.array(self._sim.grasped(geoms))
         return state
 
     def _advance(self, action: np.ndarray) -> tuple[bool, frozenset[str]]:

@@ -1,0 +1,430 @@
+"""Scripted expert for all tasks of LIBERO: skills that bring about the predicates of a BDDL goal.
+
+The skills read geometry, joints and regions from the privileged state and contain no constants of a task. An action
+follows from the state: which predicate is next, and for it whether its object is held, above its destination or still
+to be grasped. So the expert also takes over in the middle of an episode. It remembers its plans (a grasp, a placement)
+and counts steps where the state does not show that something is under way, such as closing fingers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from rlvla.envs.base import TaskSpec
+from rlvla.envs.experts.base import ExpertConfig, disturb, draw_offset
+from rlvla.envs.libero import grasps, install
+from rlvla.envs.libero.env import TaskFacts, proposition_of
+from rlvla.envs.libero.grasps import HeightMap, candidates_of, plan_grasp, plan_placement
+from rlvla.envs.robosuite.rotation import HOME_YAW, pointing_down, rotation_vector, wrapped
+from rlvla.utils.errors import ConfigError
+
+OPEN, CLOSE = -1.0, 1.0
+STEP_SIZE, TURN_SIZE = 0.05, 0.5  # meters and radians of an action of 1
+# The arm stops up to 12 mm short of a target where it is stretched: errors within `_NEAR` meters are integrated.
+_NEAR, _INTEGRAL, _MOST_INTEGRAL = 0.03, 0.25, 0.03
+_SLOW = 0.004  # meters per step above which nothing is integrated
+_MOST_TURN = 0.5  # action of a rotation
+HOVER = 0.07  # meters above a grasp from which the hand descends
+MARGIN = 0.02  # meters by which the hand or a held object clears obstacles
+ALIGNED, REACHED, TURNED = 0.008, 0.006, 0.1  # meters, meters, radians
+CLOSE_STEPS, GIVE_UP_STEPS, OPEN_STEPS = 7, 22, 14
+STILL, STILL_STEPS = 0.0008, 6  # meters per step below which the hand stands still, for that many steps
+STUCK_STEPS, ESCAPE_STEPS = 25, 10
+OPEN_GAP = 0.07  # meters between open fingers
+SLIP = 0.03  # meters by which a held object may move in the hand
+_HAND_RADIUS = 0.07  # meters around the grip site to keep clear of obstacles on the way
+
+
+def matrix_of(quat: np.ndarray) -> np.ndarray:
+    """Rotation matrix [3, 3] of a quaternion [4] (w first)."""
+    w, x, y, z = quat
+    return np.array([
+        [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
+        [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
+        [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
+    ])  # fmt: skip
+
+
+class Scene:
+    """A privileged state by name of object, region and predicate."""
+
+    def __init__(self, state: dict[str, np.ndarray]):
+        self._state = state
+        self.hand, self.base = state["eef_pos"], state["base_pos"]
+
+    @cached_property
+    def hand_mat(self) -> np.ndarray:
+        """Orientation [3, 3] of the hand."""
+        return matrix_of(self._state["eef_quat"])
+
+    @cached_property
+    def bodies(self) -> list[str]:
+        """Names of all objects, fixtures and moving parts."""
+        return [key.removesuffix("_points") for key in self._state if key.endswith("_points")]
+
+    @property
+    def gap(self) -> float:
+        """Distance of the fingers in meters."""
+        return float(np.abs(self._state["gripper_qpos"]).sum())
+
+    def has(self, key: str) -> bool:
+        """Whether the state has this entry."""
+        return key in self._state
+
+    def get(self, name: str, key: str) -> np.ndarray:
+        """An entry of the state, such as the `size` of a region."""
+        return self._state[f"{name}_{key}"]
+
+    def pos(self, name: str) -> np.ndarray:
+        """Position [3] of an object, part or region."""
+        return self._state[f"{name}_pos"]
+
+    def mat(self, name: str) -> np.ndarray:
+        """Orientation [3, 3] of an object, part or region."""
+        return matrix_of(self._state[f"{name}_quat"])
+
+    def points(self, name: str) -> np.ndarray:
+        """Points [N, 3] on an object or part, in the world frame."""
+        return self._state[f"{name}_points"] @ self.mat(name).T + self.pos(name)
+
+    def others(self, name: str) -> np.ndarray:
+        """Points [M, 3] on everything but one object or part."""
+        return np.concatenate([self.points(other) for other in self.bodies if other != name])
+
+    def holds(self, predicate: tuple[str, ...]) -> bool:
+        """Whether a goal predicate holds."""
+        return bool(self._state[f"holds_{proposition_of(predicate)}"])
+
+    def grasped(self, name: str) -> bool:
+        """Whether both finger pads touch an object."""
+        return bool(self._state[f"grasped_{name}"])
+
+    def touched(self, name: str) -> bool:
+        """Whether the gripper touches an object."""
+        return bool(self._state[f"touched_{name}"])
+
+
+@dataclass(frozen=True)
+class Target:
+    """Pose of the hand, and the gripper's action."""
+
+    position: np.ndarray
+    mat: np.ndarray
+    gripper: float
+
+
+@dataclass
+class Memory:
+    """The expert's plans and counters for one predicate."""
+
+    grasp: grasps.Grasp | None = None
+    grasp_of: np.ndarray | None = None  # position [3] of the object for which it was planned
+    heights: HeightMap | None = None  # of everything but the object
+    closing: int = 0  # steps since the fingers began to close
+    held_at: np.ndarray | None = None  # position [3] of the held object in the frame of the hand
+    tilt: float = 0.0  # of the hand that holds the object, radians
+    placement: grasps.Placement | None = None
+    placed_on: np.ndarray | None = None  # position [3] of the destination for which it was planned
+    place_yaw: float = HOME_YAW
+    lowering: bool = False
+    releasing: int = 0
+    released_at: np.ndarray | None = None  # position [3] of the hand
+
+
+class LiberoExpert:
+    """Brings about the predicates of a task's goal, one after another, and tries again what has failed.
+
+    Args:
+        task: the task.
+        config: deviations from the best behavior. The offset shifts the point at which an object is grasped.
+
+    Raises:
+        ConfigError: `gripper_shift` is negative.
+    """
+
+    def __init__(self, task: TaskSpec, config: ExpertConfig):
+        if config.gripper_shift < 0:
+            raise ConfigError(
+                f"the expert of LIBERO cannot close early: gripper_shift {config.gripper_shift} must be >= 0"
+            )
+        self.config = config
+        definition = install.bddl_file(task.suite, task.name).read_text(encoding="utf-8")
+        self.goal = in_order(TaskFacts.of(definition).goal)
+        self.reset(np.random.default_rng(0))
+
+    def reset(self, rng: np.random.Generator) -> None:
+        """Start an episode and draw its offset."""
+        self._rng = rng
+        self._offset = np.append(draw_offset(self.config, rng), 0.0)
+        self._predicate: tuple[str, ...] | None = None
+        self._memory = Memory()
+        self._avoid: dict[str, list[grasps.Grasp]] = {}
+        self._integral = np.zeros(3)
+        self._last_hand: np.ndarray | None = None
+        self._still = 0
+        self._last_gap, self._settled = np.inf, False
+        self._anchor, self._blocked, self._escaping = np.full(3, np.inf), 0, 0
+
+    def act(self, state: dict[str, np.ndarray]) -> np.ndarray:
+        """One action [7] float32 in [-1, 1]: displacement, rotation, gripper."""
+        self.scene = scene = Scene(state)
+        moved = np.inf if self._last_hand is None else float(np.linalg.norm(scene.hand - self._last_hand))
+        self._still, self._last_hand = self._still + 1 if moved < STILL else 0, scene.hand
+        self._settled, self._last_gap = abs(scene.gap - self._last_gap) < STILL, scene.gap
+        target = self._escape() or self._target()
+        error = target.position - scene.hand
+        near = float(np.linalg.norm(error)) < _NEAR and moved < _SLOW
+        self._integral = 0.8 * self._integral
+        if near:
+            integral = self._integral / 0.8 + _INTEGRAL * error
+            self._integral = np.clip(integral, -_MOST_INTEGRAL, _MOST_INTEGRAL)
+        turn = rotation_vector(target.mat @ scene.hand_mat.T)
+        turn[np.abs(turn) < 0.03] = 0.0
+        action = np.zeros(7)
+        action[:3] = np.clip((error + self._integral) / STEP_SIZE, -1.0, 1.0)
+        action[3:6] = np.clip(turn / TURN_SIZE, -_MOST_TURN, _MOST_TURN)
+        if self._escaping:
+            action[3:6] = 1e-3  # without a rotation, the controller keeps its last goal
+        action[6] = target.gripper
+        return disturb(action, slice(0, 6), self.config, self._rng)
+
+    def _escape(self) -> Target | None:
+        """Draw the hand up and towards the robot where it is stuck: a stretched arm may not find back by itself."""
+        memory, hand = self._memory, self.scene.hand
+        busy = memory.closing or memory.releasing
+        if float(np.linalg.norm(hand - self._anchor)) > 0.02 or (busy and memory.held_at is None):
+            self._anchor, self._blocked = hand, 0
+        self._blocked += 1
+        if self._blocked > STUCK_STEPS:
+            self._blocked, self._escaping = 0, ESCAPE_STEPS
+        if not self._escaping:
+            return None
+        self._escaping -= 1
+        if not self._escaping:
+            memory.grasp = None
+        back = self.scene.base - hand
+        way = np.append(back[:2] / np.linalg.norm(back[:2]), 0.7)
+        return Target(hand + 0.05 * way, self.scene.hand_mat, CLOSE if memory.held_at is not None else OPEN)
+
+    def _target(self) -> Target:
+        predicate = next((p for p in self.goal if not self.scene.holds(p)), None)
+        if predicate != self._predicate:
+            self._predicate, self._memory = predicate, Memory()
+        if predicate is None:
+            return self._stay(OPEN)
+        kind, *names = predicate
+        if kind in ("on", "in"):
+            return self._pick_and_place(kind, names[0], names[1])
+        return self._stay(OPEN)
+
+    def _stay(self, gripper: float) -> Target:
+        return Target(self.scene.hand, self.scene.hand_mat, gripper)
+
+    # ------------------------------------------------------------------------------------------- pick and place
+    def _pick_and_place(self, kind: str, name: str, where: str) -> Target:
+        memory, scene = self._memory, self.scene
+        if memory.releasing:
+            return self._release()
+        in_hand = scene.hand_mat.T @ (scene.pos(name) - scene.hand)
+        if memory.held_at is not None and float(np.linalg.norm(in_hand - memory.held_at)) > SLIP:
+            self._memory = memory = Memory()
+        if memory.held_at is None and not memory.closing and scene.grasped(name) and scene.gap < OPEN_GAP:
+            memory.closing = CLOSE_STEPS  # a policy has grasped it
+        if memory.held_at is None and memory.closing >= CLOSE_STEPS and self._settled and scene.touched(name):
+            memory.held_at, memory.tilt = in_hand, math.acos(np.clip(-scene.hand_mat[2, 2], -1.0, 1.0))
+        return self._reach(name) if memory.held_at is None else self._carry(kind, name, where)
+
+    def _reach(self, name: str) -> Target:
+        """Move over the object, descend and close the fingers."""
+        memory, scene = self._memory, self.scene
+        if memory.closing:
+            return self._close(name)
+        if not self._fingers_free():
+            return self._stay(OPEN)
+        position = scene.pos(name)
+        if memory.grasp is None or float(np.linalg.norm(position - memory.grasp_of)) > 0.01:
+            self._plan_grasp(name)
+        grasp = memory.grasp
+        if grasp is None:
+            return self._stay(OPEN)
+        goal = grasp.position + self._offset
+        mat = self._pointing(grasp.yaw, goal)
+        error = goal - scene.hand
+        distance, turn = float(np.hypot(error[0], error[1])), abs(self._turn_to(grasp.yaw))
+        descends = scene.hand[2] < goal[2] + 0.6 * HOVER
+        if distance < REACHED and turn < TURNED and (-error[2] < REACHED or self._still >= STILL_STEPS):
+            memory.closing = 1
+            return self._close(name)
+        if distance < (2 * ALIGNED if descends else ALIGNED) and turn < 1.5 * TURNED:
+            return Target(goal, mat, OPEN)
+        return self._travel(goal + [0.0, 0.0, HOVER], mat, OPEN, below=0.0)
+
+    def _close(self, name: str) -> Target:
+        memory = self._memory
+        grasp = memory.grasp
+        memory.closing += 1
+        if memory.closing > GIVE_UP_STEPS + self.config.gripper_shift:
+            if grasp is not None:
+                self._avoid.setdefault(name, []).append(grasp)
+            self._memory = Memory()
+            return self._stay(OPEN)
+        closes = memory.closing > self.config.gripper_shift + 1
+        if grasp is None:
+            return self._stay(CLOSE)
+        goal = grasp.position + self._offset
+        return Target(goal, self._pointing(grasp.yaw, goal), CLOSE if closes else OPEN)
+
+    def _fingers_free(self) -> bool:
+        """Whether the fingers are open, or open as far as they get."""
+        return self.scene.gap > OPEN_GAP or self._still >= 2 * STILL_STEPS
+
+    def _plan_grasp(self, name: str) -> None:
+        memory, scene = self._memory, self.scene
+        position, mat = scene.pos(name), scene.mat(name)
+        yaw = yaw_of_body(mat)
+        upright = pointing_up(-yaw) @ mat
+        com = (upright @ scene.get(name, "com"))[:2]
+        candidates = candidates_of(scene.get(name, "points") @ upright.T, com)
+        others = scene.others(name)
+        memory.grasp = plan_grasp(candidates, position, yaw, others, scene.base, self._avoid.get(name, ()))
+        memory.grasp_of = position
+        points = scene.points(name)
+        memory.heights = HeightMap(np.concatenate([others, points]), self._floor())
+
+    def _floor(self) -> float:
+        """Height of the table: of the lowest point of any object."""
+        scene = self.scene
+        return min(float(scene.points(name)[:, 2].min()) for name in scene.bodies)
+
+    def _pointing(self, yaw: float, goal: np.ndarray, least: float = 0.0) -> np.ndarray:
+        """Orientation [3, 3] of a hand that points down, or away from the robot where it would not reach the goal.
+
+        Args:
+            yaw: of the fingers, about whose axis the hand tilts.
+            goal: position [3].
+            least: tilt in radians if the goal is within reach.
+        """
+        down = pointing_down(yaw)
+        outward = (goal - self.scene.base)[:2] / np.linalg.norm((goal - self.scene.base)[:2])
+        tilt = max(least, grasps.reaching_tilt(goal, self.scene.base)) * float(down[:2, 1] @ outward)
+        c, s = math.cos(tilt), math.sin(tilt)
+        return down @ np.array([[1.0, 0.0, 0.0], [0.0, c, s], [0.0, -s, c]])
+
+    def _turn_to(self, yaw: float) -> float:
+        """Turn of the hand in radians to a yaw of its fingers."""
+        x = self.scene.hand_mat[:, 0]
+        return wrapped(yaw - math.atan2(x[1], x[0]), 2 * math.pi)
+
+    def _travel(self, goal: np.ndarray, mat: np.ndarray, gripper: float, *, below: float) -> Target:
+        """Move to a goal above all obstacles on the way.
+
+        Args:
+            goal: position [3].
+            mat: orientation [3, 3].
+            gripper: its action.
+            below: meters from the grip site down to the lowest point of a held object.
+        """
+        memory, scene = self._memory, self.scene
+        assert memory.heights is not None
+        top = memory.heights.highest_on_way(scene.hand[:2], goal[:2], _HAND_RADIUS)
+        height = max(goal[2], top + max(below, grasps.TIP) + MARGIN)
+        far = float(np.linalg.norm(goal[:2] - scene.hand[:2])) > 2 * MARGIN
+        if far and scene.hand[2] < height - 0.5 * MARGIN:
+            return Target(np.append(scene.hand[:2], height + 0.01), scene.hand_mat, gripper)
+        return Target(np.append(goal[:2], height), mat, gripper)
+
+    def _carry(self, kind: str, name: str, where: str) -> Target:
+        """Lift the held object, move it over its destination, lower it."""
+        memory, scene = self._memory, self.scene
+        moved = memory.placed_on is None or float(np.linalg.norm(scene.pos(where) - memory.placed_on)) > 0.01
+        if moved and not memory.lowering:
+            self._plan_placement(kind, name, where)
+        placement = memory.placement
+        assert placement is not None
+        goal = placement.origin - (scene.pos(name) - scene.hand)[:2]
+        distance = float(np.linalg.norm(goal - scene.hand[:2]))
+        turn = abs(self._turn_to(memory.place_yaw))
+        mat = self._pointing(memory.place_yaw, np.append(goal, placement.height), memory.tilt)
+        if distance < (3 * ALIGNED if memory.lowering else ALIGNED) and turn < 1.5 * TURNED:
+            memory.lowering = True
+            if scene.hand[2] - placement.height < REACHED or self._still >= STILL_STEPS:
+                memory.releasing = 1
+                return self._release()
+            return Target(np.append(goal, placement.height + 0.003), mat, CLOSE)
+        memory.lowering = False
+        bottom = float(scene.hand[2] - scene.points(name)[:, 2].min())
+        return self._travel(np.append(goal, placement.height + 2 * MARGIN), mat, CLOSE, below=bottom + MARGIN)
+
+    def _plan_placement(self, kind: str, name: str, where: str) -> None:
+        memory, scene = self._memory, self.scene
+        others = scene.others(name)
+        memory.heights = HeightMap(others, self._floor())
+        held = scene.points(name) - scene.hand
+        x = scene.hand_mat[:, 0]
+        yaw = math.atan2(x[1], x[0])
+        turns = np.arange(-8, 9) * math.pi / 16
+        turns = turns[np.abs(yaw + turns - HOME_YAW) < 0.6 * math.pi]
+        origin = (scene.pos(name) - scene.hand)[:2]
+        spots = self._spots(kind, where)
+        memory.placement = plan_placement(held, origin, yaw, spots=spots, turns=turns, heights=memory.heights)
+        memory.place_yaw, memory.placed_on = yaw + memory.placement.turn, scene.pos(where)
+
+    def _spots(self, kind: str, where: str) -> np.ndarray:
+        """Positions [K, 2] for an object's origin that satisfy `on` or `in`; the middle first."""
+        scene = self.scene
+        center = scene.pos(where)[:2]
+        if not scene.has(f"{where}_size"):  # an object: within 3 cm of its origin
+            half = np.full(2, 0.015)
+        elif kind == "in":
+            half = np.abs(scene.mat(where) @ scene.get(where, "size"))[:2] - 0.012
+        else:
+            half = np.abs(scene.get(where, "size")[:2]) - 0.015
+        half = np.clip(half, 0.0, 0.08)
+        ticks = [np.linspace(-h, h, 7) for h in half]
+        offsets = np.stack(np.meshgrid(*ticks), axis=-1).reshape(-1, 2)
+        offsets = offsets[np.argsort(np.linalg.norm(offsets, axis=1), kind="stable")]
+        if kind == "on" and scene.has(f"{where}_size"):
+            offsets = offsets @ scene.mat(where)[:2, :2].T
+        return center + offsets
+
+    def _release(self) -> Target:
+        """Open the fingers, then rise."""
+        memory, scene = self._memory, self.scene
+        memory.releasing += 1
+        shift = self.config.gripper_shift
+        if memory.releasing <= shift + 1:
+            return self._stay(CLOSE)
+        if scene.gap < OPEN_GAP and memory.releasing <= OPEN_STEPS + shift:
+            return self._stay(OPEN)
+        if memory.released_at is None:
+            memory.released_at = scene.hand
+        if scene.hand[2] > memory.released_at[2] + HOVER or memory.releasing > OPEN_STEPS + 20:
+            self._memory = Memory()
+        return Target(scene.hand + [0.0, 0.0, 0.04], scene.hand_mat, OPEN)
+
+
+def in_order(goal: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:
+    """Predicates in an order in which they can be brought about: open, place from the bottom up, close."""
+    rank = {"turnon": 0, "turnoff": 0, "open": 0, "on": 1, "in": 1, "close": 2}
+    support = {p[1]: p[2] for p in goal if len(p) == 3}
+
+    def depth(name: str) -> int:
+        return 0 if name not in support else 1 + depth(support[name])
+
+    return tuple(sorted(goal, key=lambda p: (rank.get(p[0], 1), depth(p[1]) if len(p) == 3 else 0)))
+
+
+def pointing_up(yaw: float) -> np.ndarray:
+    """Rotation matrix [3, 3] about the vertical axis."""
+    c, s = math.cos(yaw), math.sin(yaw)
+    return np.array([[c, -s, 0.0], [s, c, 0.0], [0.0, 0.0, 1.0]])
+
+
+def yaw_of_body(mat: np.ndarray) -> float:
+    """Turn about the vertical axis of the body's most horizontal axis."""
+    axis = mat[:, int(np.argmin(np.abs(mat[2])))]
+    return math.atan2(axis[1], axis[0])
