@@ -23,14 +23,8 @@ def make_libero_expert(task: TaskSpec, config: ExpertConfig) -> Expert:
 
 _KINDS = (
     ((*MAX_STEPS, *PRO_SUITES), list_tasks, make, LiberoOptions, 9, make_libero_expert),  # all tasks of a suite of ten
-    (
-        PLUS_SUITES,
-        list_plus_tasks,
-        make_plus,
-        LiberoPlusOptions,
-        0,
-        None,
-    ),  # hundreds of tasks, with the package's renderer
+    # Hundreds of tasks, with the package's renderer.
+    (PLUS_SUITES, list_plus_tasks, make_plus, LiberoPlusOptions, 0, None),
 )
 for _suites, _list_tasks, _make, _options, _kept, _expert in _KINDS:
     for _suite in _suites:
