@@ -56,6 +56,11 @@ class Scene:
         self._state = state
         self.hand, self.base = state["eef_pos"], state["base_pos"]
 
+    @property
+    def keys(self) -> list[str]:
+        """All entries of the state."""
+        return list(self._state)
+
     @cached_property
     def hand_mat(self) -> np.ndarray:
         """Orientation [3, 3] of the hand."""
@@ -131,6 +136,8 @@ class Memory:
     placed_on: np.ndarray | None = None  # position [3] of the destination for which it was planned
     place_yaw: float = HOME_YAW
     lowering: bool = False
+    turned_from: float = 0.0  # yaw of the hand and position of the joint when a knob was grasped
+    joint_from: float = 0.0
     releasing: int = 0
     released_at: np.ndarray | None = None  # position [3] of the hand
 
@@ -218,8 +225,18 @@ class LiberoExpert:
             return self._stay(OPEN)
         kind, *names = predicate
         if kind in ("on", "in"):
+            door = self._door_of(names[1])
+            if door is not None and self.scene.get(door, "is_close") and self._memory.held_at is None:
+                return self._open(door)
             return self._pick_and_place(kind, names[0], names[1])
-        return self._stay(OPEN)
+        skill = {"open": self._open, "close": self._close_part, "turnon": self._turn_on, "turnoff": self._turn_off}
+        return skill[kind](names[0]) if kind in skill else self._stay(OPEN)
+
+    def _door_of(self, region: str) -> str | None:
+        """The region or fixture whose part is in the way of a region while it is closed."""
+        scene = self.scene
+        names = [key.removesuffix("_joint") for key in scene.keys if key.endswith("_joint")]
+        return next((name for name in names if f"{region}_".startswith(f"{name}_")), None)
 
     def _stay(self, gripper: float) -> Target:
         return Target(self.scene.hand, self.scene.hand_mat, gripper)
@@ -287,13 +304,13 @@ class LiberoExpert:
         position, mat = scene.pos(name), scene.mat(name)
         yaw = yaw_of_body(mat)
         upright = pointing_up(-yaw) @ mat
-        com = (upright @ scene.get(name, "com"))[:2]
-        candidates = candidates_of(scene.get(name, "points") @ upright.T, com)
+        points = scene.get(name, "points")
+        com = (upright @ (scene.get(name, "com") if scene.has(f"{name}_com") else points.mean(axis=0)))[:2]
+        candidates = candidates_of(points @ upright.T, com)
         others = scene.others(name)
         memory.grasp = plan_grasp(candidates, position, yaw, others, scene.base, self._avoid.get(name, ()))
         memory.grasp_of = position
-        points = scene.points(name)
-        memory.heights = HeightMap(np.concatenate([others, points]), self._floor())
+        memory.heights = HeightMap(np.concatenate([others, scene.points(name)]), self._floor())
 
     def _floor(self) -> float:
         """Height of the table: of the lowest point of any object."""
@@ -405,6 +422,154 @@ class LiberoExpert:
         if scene.hand[2] > memory.released_at[2] + HOVER or memory.releasing > OPEN_STEPS + 20:
             self._memory = Memory()
         return Target(scene.hand + [0.0, 0.0, 0.04], scene.hand_mat, OPEN)
+
+
+    # ------------------------------------------------------------------------------- drawers, doors and knobs
+    def _open(self, name: str) -> Target:
+        """Pinch the handle from the front with a horizontal hand and pull."""
+        memory, scene = self._memory, self.scene
+        out, handle, mat = self._handle(name)
+        if memory.releasing:
+            return self._let_go(out)
+        if scene.get(name, "is_open"):
+            memory.releasing = 1
+            return self._let_go(out)
+        error = handle - scene.hand
+        aside = float(np.linalg.norm(error - (error @ out) * out))
+        if memory.closing:
+            memory.closing += 1
+            if memory.closing <= CLOSE_STEPS + 5:
+                return Target(handle, mat, CLOSE)
+            if scene.gap < 0.003 or aside > 0.03 or self._still > 2 * STILL_STEPS:  # it slipped
+                self._memory = Memory(releasing=1)
+            return Target(handle + 0.06 * out, mat, CLOSE)
+        turn = float(np.linalg.norm(rotation_vector(mat @ scene.hand_mat.T)))
+        if aside < 0.01 and turn < 0.15 and (abs(error @ out) < REACHED or self._still >= STILL_STEPS):
+            memory.closing = 1
+        if aside < (0.02 if -(error @ out) < 0.08 else ALIGNED) and turn < 0.2:
+            return Target(handle, mat, OPEN)
+        return self._approach(handle + 0.1 * out, mat, OPEN)
+
+    def _handle(self, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Direction in which a drawer opens, middle of its handle, orientation of a hand that pinches it."""
+        scene = self.scene
+        low, high = scene.get(name, "range")
+        out = scene.get(name, "axis") * (1.0 if abs(high) > abs(low) else -1.0)
+        points = scene.points(f"{name}_part")
+        front = points[points @ out > (points @ out).max() - 0.012]
+        middle = 0.5 * (front.min(axis=0) + front.max(axis=0))
+        return out, middle, horizontal(-out, scene.hand_mat)
+
+    def _approach(self, goal: np.ndarray, mat: np.ndarray, gripper: float) -> Target:
+        """Move to a place in front of a fixture: first back, then to the side while turning, then closer."""
+        scene = self.scene
+        if float(np.linalg.norm(goal - scene.hand)) > 0.15 and scene.hand[2] < goal[2] + 0.02:
+            return Target(scene.hand + [0.0, 0.0, 0.05], scene.hand_mat, gripper)
+        return Target(goal, mat, gripper)
+
+    def _let_go(self, out: np.ndarray) -> Target:
+        """Open the fingers, draw the hand back and rise."""
+        memory, scene = self._memory, self.scene
+        memory.releasing += 1
+        if scene.gap < OPEN_GAP and memory.releasing <= OPEN_STEPS:
+            return self._stay(OPEN)
+        if memory.released_at is None:
+            memory.released_at = scene.hand
+        gone = float((scene.hand - memory.released_at) @ out)
+        if gone > 0.06 or memory.releasing > OPEN_STEPS + 15:
+            self._memory = Memory()
+        return Target(scene.hand + 0.05 * out, scene.hand_mat, OPEN)
+
+    def _close_part(self, name: str) -> Target:
+        """Push a drawer or a door shut with closed fingers."""
+        scene = self.scene
+        if bool(scene.get(name, "slides")):
+            out, handle, _ = self._handle(name)
+            return self._push(handle, -out, horizontal(-out, scene.hand_mat, flat=True), name)
+        contact, way = self._door_contact(name)
+        yaw = math.atan2(way[1], way[0]) + math.pi / 2
+        return self._push(contact, way, pointing_down(HOME_YAW + wrapped(yaw - HOME_YAW, math.pi)), name)
+
+    def _door_contact(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Where a door that turns about a vertical axis is pushed, and in which direction, to close it."""
+        scene = self.scene
+        axis, anchor = scene.get(name, "axis"), scene.get(name, "anchor")
+        low, high = scene.get(name, "range")
+        closing = axis * (-1.0 if abs(high) > abs(low) else 1.0)
+        points = scene.points(f"{name}_part") - anchor
+        radius = np.hypot(points[:, 0], points[:, 1])
+        edge = points[radius > 0.8 * radius.max()].mean(axis=0)
+        way = np.cross(closing, edge)
+        way /= np.linalg.norm(way)
+        near = points[np.abs(radius - 0.8 * radius.max()) < 0.02]
+        back = float((near @ way).min())
+        radial = np.array([edge[0], edge[1], 0.0]) / np.hypot(edge[0], edge[1])
+        height = 0.5 * (near[:, 2].min() + near[:, 2].max())
+        return anchor + 0.8 * radius.max() * radial + back * way + [0.0, 0.0, height], way
+
+    def _push(self, contact: np.ndarray, way: np.ndarray, mat: np.ndarray, name: str) -> Target:
+        """Bring the closed fingers behind a point and push it along a direction."""
+        scene = self.scene
+        error = contact - scene.hand
+        behind = float(error @ way)
+        aside = float(np.linalg.norm(error - behind * way))
+        turn = float(np.linalg.norm(rotation_vector(mat @ scene.hand_mat.T)))
+        if behind > -0.02 and behind < 0.15 and aside < 0.025 and turn < 0.3:
+            return Target(contact + 0.05 * way, mat, CLOSE)
+        goal = contact - 0.09 * way
+        if self._memory.heights is None:
+            self._memory.heights = HeightMap(np.concatenate([scene.others(""), NOWHERE]), self._floor())
+        if abs(way[2]) < 0.5 and abs(mat[2, 2]) > 0.9 and float(np.linalg.norm((goal - scene.hand)[:2])) > 0.02:
+            top = self._memory.heights.highest_on_way(scene.hand[:2], goal[:2], _HAND_RADIUS)
+            height = top + grasps.TIP + MARGIN
+            if scene.hand[2] < height - 0.5 * MARGIN:
+                return Target(np.append(scene.hand[:2], height + 0.01), scene.hand_mat, CLOSE)
+            return Target(np.append(goal[:2], height), mat, CLOSE)
+        if abs(mat[2, 2]) > 0.9:
+            return Target(goal, mat, CLOSE)
+        return self._approach(goal, mat, CLOSE)
+
+    def _turn_on(self, name: str) -> Target:
+        return self._turn(name, 1.0)
+
+    def _turn_off(self, name: str) -> Target:
+        return self._turn(name, -1.0)
+
+    def _turn(self, name: str, sign: float) -> Target:
+        """Grasp a knob from above and turn the hand until the predicate holds."""
+        memory, scene = self._memory, self.scene
+        part = f"{name}_part"
+        if memory.closing > CLOSE_STEPS + 6 and memory.grasp is not None:
+            memory.closing += 1
+            up = float(scene.get(name, "axis")[2])
+            yaw = memory.turned_from + (float(scene.get(name, "joint")) - memory.joint_from) * up
+            if scene.gap < 0.003 or memory.closing > 80:
+                self._avoid.setdefault(part, []).append(memory.grasp)
+                self._memory = Memory()
+                return self._stay(OPEN)
+            return Target(memory.grasp.position, pointing_down(yaw + 0.5 * sign * up), CLOSE)
+        target = self._reach(part)
+        if self._memory.grasp is not None:
+            self._memory.turned_from = self._memory.grasp.yaw
+            self._memory.joint_from = float(scene.get(name, "joint"))
+        return target
+
+
+NOWHERE = np.zeros((0, 3))
+
+
+def horizontal(forward: np.ndarray, hand_mat: np.ndarray, flat: bool = False) -> np.ndarray:
+    """Orientation [3, 3] of a hand that points forward, its fingers above each other.
+
+    Args:
+        forward: horizontal direction [3].
+        hand_mat: present orientation [3, 3]: of two such orientations the closer one is taken.
+        flat: fingers beside each other.
+    """
+    up = np.array([0.0, 0.0, 1.0])
+    x = np.cross(up, forward) if flat else up
+    options = [np.stack([side * x, np.cross(forward, side * x), forward], axis=1) for side in (1.0, -1.0)]
+    return max(options, key=lambda mat: float(np.trace(mat @ hand_mat.T)))
 
 
 def in_order(goal: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:
