@@ -33,6 +33,8 @@ MARGIN = 0.02  # meters by which the hand or a held object clears obstacles
 ALIGNED, REACHED, TURNED = 0.008, 0.006, 0.1  # meters, meters, radians
 CLOSE_STEPS, GIVE_UP_STEPS, OPEN_STEPS = 7, 22, 14
 STILL, STILL_STEPS = 0.0008, 6  # meters per step below which the hand stands still, for that many steps
+OPEN_FRACTION = 0.8  # of a joint's range, from which on things fit in
+PUSH_TILT = math.radians(60)  # of a hand that pushes a drawer: fingers forward and down
 STUCK_STEPS, ESCAPE_STEPS = 25, 10
 OPEN_GAP = 0.07  # meters between open fingers
 SLIP = 0.03  # meters by which a held object may move in the hand
@@ -129,6 +131,7 @@ class Memory:
     grasp: grasps.Grasp | None = None
     grasp_of: np.ndarray | None = None  # position [3] of the object for which it was planned
     heights: HeightMap | None = None  # of everything but the object
+    opening: bool = False  # a drawer or door, for something to be put in
     closing: int = 0  # steps since the fingers began to close
     held_at: np.ndarray | None = None  # position [3] of the held object in the frame of the hand
     tilt: float = 0.0  # of the hand that holds the object, radians
@@ -136,6 +139,9 @@ class Memory:
     placed_on: np.ndarray | None = None  # position [3] of the destination for which it was planned
     place_yaw: float = HOME_YAW
     lowering: bool = False
+    leaving: bool = False  # releasing an object whose predicate holds
+    fronted: bool = False  # the hand is in front of a fixture
+    pushing: bool = False
     turned_from: float = 0.0  # yaw of the hand and position of the joint when a knob was grasped
     joint_from: float = 0.0
     releasing: int = 0
@@ -220,17 +226,25 @@ class LiberoExpert:
     def _target(self) -> Target:
         predicate = next((p for p in self.goal if not self.scene.holds(p)), None)
         if predicate != self._predicate:
-            self._predicate, self._memory = predicate, Memory()
+            moved_on = self._predicate is not None and self.scene.gap < OPEN_GAP
+            self._predicate, self._memory = predicate, Memory(releasing=int(moved_on), leaving=moved_on)
+        if self._memory.leaving:  # what the last predicate was about is still in the hand
+            return self._release()
         if predicate is None:
             return self._stay(OPEN)
         kind, *names = predicate
         if kind in ("on", "in"):
             door = self._door_of(names[1])
-            if door is not None and self.scene.get(door, "is_close") and self._memory.held_at is None:
+            if door is not None and self._memory.held_at is None and (self._memory.opening or self._is_shut(door)):
                 return self._open(door)
             return self._pick_and_place(kind, names[0], names[1])
         skill = {"open": self._open, "close": self._close_part, "turnon": self._turn_on, "turnoff": self._turn_off}
         return skill[kind](names[0]) if kind in skill else self._stay(OPEN)
+
+    def _is_shut(self, name: str) -> bool:
+        """Whether a drawer or door is not open by most of its range."""
+        position, limits = float(self.scene.get(name, "joint")), self.scene.get(name, "range")
+        return abs(position) < OPEN_FRACTION * float(np.abs(limits).max())
 
     def _door_of(self, region: str) -> str | None:
         """The region or fixture whose part is in the way of a region while it is closed."""
@@ -328,8 +342,7 @@ class LiberoExpert:
         down = pointing_down(yaw)
         outward = (goal - self.scene.base)[:2] / np.linalg.norm((goal - self.scene.base)[:2])
         tilt = max(least, grasps.reaching_tilt(goal, self.scene.base)) * float(down[:2, 1] @ outward)
-        c, s = math.cos(tilt), math.sin(tilt)
-        return down @ np.array([[1.0, 0.0, 0.0], [0.0, c, s], [0.0, -s, c]])
+        return down @ about_x(tilt)
 
     def _turn_to(self, yaw: float) -> float:
         """Turn of the hand in radians to a yaw of its fingers."""
@@ -428,6 +441,7 @@ class LiberoExpert:
     def _open(self, name: str) -> Target:
         """Pinch the handle from the front with a horizontal hand and pull."""
         memory, scene = self._memory, self.scene
+        memory.opening = True
         out, handle, mat = self._handle(name)
         if memory.releasing:
             return self._let_go(out)
@@ -441,14 +455,14 @@ class LiberoExpert:
             if memory.closing <= CLOSE_STEPS + 5:
                 return Target(handle, mat, CLOSE)
             if scene.gap < 0.003 or aside > 0.03 or self._still > 2 * STILL_STEPS:  # it slipped
-                self._memory = Memory(releasing=1)
+                self._memory = Memory(releasing=1, opening=True)
             return Target(handle + 0.06 * out, mat, CLOSE)
         turn = float(np.linalg.norm(rotation_vector(mat @ scene.hand_mat.T)))
         if aside < 0.01 and turn < 0.15 and (abs(error @ out) < REACHED or self._still >= STILL_STEPS):
             memory.closing = 1
         if aside < (0.02 if -(error @ out) < 0.08 else ALIGNED) and turn < 0.2:
             return Target(handle, mat, OPEN)
-        return self._approach(handle + 0.1 * out, mat, OPEN)
+        return self._approach(handle + 0.1 * out, mat, pointing_down(HOME_YAW), OPEN)
 
     def _handle(self, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Direction in which a drawer opens, middle of its handle, orientation of a hand that pinches it."""
@@ -460,12 +474,19 @@ class LiberoExpert:
         middle = 0.5 * (front.min(axis=0) + front.max(axis=0))
         return out, middle, horizontal(-out, scene.hand_mat)
 
-    def _approach(self, goal: np.ndarray, mat: np.ndarray, gripper: float) -> Target:
-        """Move to a place in front of a fixture: first back, then to the side while turning, then closer."""
-        scene = self.scene
-        if float(np.linalg.norm(goal - scene.hand)) > 0.15 and scene.hand[2] < goal[2] + 0.02:
-            return Target(scene.hand + [0.0, 0.0, 0.05], scene.hand_mat, gripper)
-        return Target(goal, mat, gripper)
+    def _approach(self, goal: np.ndarray, mat: np.ndarray, down: np.ndarray, gripper: float) -> Target:
+        """Move to a place in front of a fixture: straight where nothing is in the way, else pointing down from above."""
+        memory, scene = self._memory, self.scene
+        if memory.heights is None:
+            memory.heights = HeightMap(scene.others(""), self._floor())
+        top = memory.heights.highest_on_way(scene.hand[:2], goal[:2], _HAND_RADIUS)
+        if top + grasps.HAND_HALF_LENGTH < min(goal[2], scene.hand[2]):
+            return Target(goal, mat, gripper)
+        distance = float(np.linalg.norm((goal - scene.hand)[:2]))
+        memory.fronted = distance < (0.12 if memory.fronted else 0.03)
+        if memory.fronted:
+            return Target(goal, mat, gripper)
+        return self._travel(goal + [0.0, 0.0, 0.05], down, gripper, below=0.0)
 
     def _let_go(self, out: np.ndarray) -> Target:
         """Open the fingers, draw the hand back and rise."""
@@ -483,12 +504,23 @@ class LiberoExpert:
     def _close_part(self, name: str) -> Target:
         """Push a drawer or a door shut with closed fingers."""
         scene = self.scene
-        if bool(scene.get(name, "slides")):
-            out, handle, _ = self._handle(name)
-            return self._push(handle, -out, horizontal(-out, scene.hand_mat, flat=True), name)
-        contact, way = self._door_contact(name)
-        yaw = math.atan2(way[1], way[0]) + math.pi / 2
-        return self._push(contact, way, pointing_down(HOME_YAW + wrapped(yaw - HOME_YAW, math.pi)), name)
+        slides = bool(scene.get(name, "slides"))
+        if slides:
+            out, contact, _ = self._handle(name)
+            way = -out
+        else:
+            contact, way = self._door_contact(name)
+        down = pointing_down(HOME_YAW + wrapped(math.atan2(way[1], way[0]) + math.pi / 2 - HOME_YAW, math.pi))
+        mat = down @ about_x(PUSH_TILT * float(down[:, 1] @ way)) if slides else down
+        error = contact - scene.hand
+        behind = float(error @ way)
+        aside = float(np.linalg.norm(error - behind * way))
+        turn = float(np.linalg.norm(rotation_vector(mat @ scene.hand_mat.T)))
+        started = self._memory.pushing
+        self._memory.pushing = -0.05 < behind < 0.15 and aside < (0.06 if started else 0.03) and (started or turn < 0.3)
+        if self._memory.pushing:
+            return Target(contact + 0.05 * way, mat, CLOSE)
+        return self._approach(contact - 0.09 * way, mat, down, CLOSE)
 
     def _door_contact(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Where a door that turns about a vertical axis is pushed, and in which direction, to close it."""
@@ -506,28 +538,6 @@ class LiberoExpert:
         radial = np.array([edge[0], edge[1], 0.0]) / np.hypot(edge[0], edge[1])
         height = 0.5 * (near[:, 2].min() + near[:, 2].max())
         return anchor + 0.8 * radius.max() * radial + back * way + [0.0, 0.0, height], way
-
-    def _push(self, contact: np.ndarray, way: np.ndarray, mat: np.ndarray, name: str) -> Target:
-        """Bring the closed fingers behind a point and push it along a direction."""
-        scene = self.scene
-        error = contact - scene.hand
-        behind = float(error @ way)
-        aside = float(np.linalg.norm(error - behind * way))
-        turn = float(np.linalg.norm(rotation_vector(mat @ scene.hand_mat.T)))
-        if behind > -0.02 and behind < 0.15 and aside < 0.025 and turn < 0.3:
-            return Target(contact + 0.05 * way, mat, CLOSE)
-        goal = contact - 0.09 * way
-        if self._memory.heights is None:
-            self._memory.heights = HeightMap(np.concatenate([scene.others(""), NOWHERE]), self._floor())
-        if abs(way[2]) < 0.5 and abs(mat[2, 2]) > 0.9 and float(np.linalg.norm((goal - scene.hand)[:2])) > 0.02:
-            top = self._memory.heights.highest_on_way(scene.hand[:2], goal[:2], _HAND_RADIUS)
-            height = top + grasps.TIP + MARGIN
-            if scene.hand[2] < height - 0.5 * MARGIN:
-                return Target(np.append(scene.hand[:2], height + 0.01), scene.hand_mat, CLOSE)
-            return Target(np.append(goal[:2], height), mat, CLOSE)
-        if abs(mat[2, 2]) > 0.9:
-            return Target(goal, mat, CLOSE)
-        return self._approach(goal, mat, CLOSE)
 
     def _turn_on(self, name: str) -> Target:
         return self._turn(name, 1.0)
@@ -555,21 +565,22 @@ class LiberoExpert:
         return target
 
 
-NOWHERE = np.zeros((0, 3))
-
-
-def horizontal(forward: np.ndarray, hand_mat: np.ndarray, flat: bool = False) -> np.ndarray:
+def horizontal(forward: np.ndarray, hand_mat: np.ndarray) -> np.ndarray:
     """Orientation [3, 3] of a hand that points forward, its fingers above each other.
 
     Args:
         forward: horizontal direction [3].
         hand_mat: present orientation [3, 3]: of two such orientations the closer one is taken.
-        flat: fingers beside each other.
     """
     up = np.array([0.0, 0.0, 1.0])
-    x = np.cross(up, forward) if flat else up
-    options = [np.stack([side * x, np.cross(forward, side * x), forward], axis=1) for side in (1.0, -1.0)]
+    options = [np.stack([side * up, np.cross(forward, side * up), forward], axis=1) for side in (1.0, -1.0)]
     return max(options, key=lambda mat: float(np.trace(mat @ hand_mat.T)))
+
+
+def about_x(angle: float) -> np.ndarray:
+    """Rotation [3, 3] of a hand about the axis of its fingers, which takes its pointing direction to its y axis."""
+    c, s = math.cos(angle), math.sin(angle)
+    return np.array([[1.0, 0.0, 0.0], [0.0, c, s], [0.0, -s, c]])
 
 
 def in_order(goal: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:
