@@ -414,7 +414,7 @@ class LiberoExpert:
         else:
             half = np.abs(scene.get(where, "size")[:2]) - 0.015
         half = np.clip(half, 0.0, 0.08)
-        ticks = [np.linspace(-h, h, 7) for h in half]
+        ticks = [np.linspace(-h, h, 13) for h in half]
         offsets = np.stack(np.meshgrid(*ticks), axis=-1).reshape(-1, 2)
         offsets = offsets[np.argsort(np.linalg.norm(offsets, axis=1), kind="stable")]
         if kind == "on" and scene.has(f"{where}_size"):
@@ -435,7 +435,6 @@ class LiberoExpert:
         if scene.hand[2] > memory.released_at[2] + HOVER or memory.releasing > OPEN_STEPS + 20:
             self._memory = Memory()
         return Target(scene.hand + [0.0, 0.0, 0.04], scene.hand_mat, OPEN)
-
 
     # ------------------------------------------------------------------------------- drawers, doors and knobs
     def _open(self, name: str) -> Target:
@@ -475,7 +474,7 @@ class LiberoExpert:
         return out, middle, horizontal(-out, scene.hand_mat)
 
     def _approach(self, goal: np.ndarray, mat: np.ndarray, down: np.ndarray, gripper: float) -> Target:
-        """Move to a place in front of a fixture: straight where nothing is in the way, else pointing down from above."""
+        """Move to a place in front of a fixture: straight where nothing is in the way, else from above."""
         memory, scene = self._memory, self.scene
         if memory.heights is None:
             memory.heights = HeightMap(scene.others(""), self._floor())
