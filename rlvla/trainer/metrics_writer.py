@@ -59,6 +59,13 @@ OFF_POLICY_OVERVIEW = {name: title for name, title in PPO_OVERVIEW.items() if na
 OFF_POLICY_OVERVIEW |= {"critic/td_error": "0_overview/5_td_error", "critic/q_mean": "0_overview/6_value"}
 
 
+# Scalars that count what should not happen.
+_COUNTER = re.compile(
+    r"rollout/(env_retries|env_faults_|dropped|decisions_repeated|replicas_replaced|success_unanswered)"
+    r"|(actor|critic)/skipped_steps|reward/(stalled|vlm_failures)"
+)
+
+
 class _Board:
     """TensorBoard's event files; on a full disk, scalars are kept and written later.
 
@@ -132,7 +139,8 @@ class MetricsLogger:
     Args:
         folder: folder of `metrics.jsonl` and the event files; None (on all ranks but the main one) writes nothing.
         use_tensorboard: also write event files.
-        use_wandb: also log to Weights & Biases; a run resumed in its folder is resumed there as well.
+        use_wandb: also log to Weights & Biases; a run resumed in its folder is resumed there as well, and steps that
+            it repeats keep the values that are there.
         wandb_run: `project`, `group` and `name` there; by default project `rlvla`, no group, and the folder's name.
         layout: charts of TensorBoard's Custom Scalars page.
         overview: scalar -> additional name in TensorBoard, which lists the most important scalars first.
@@ -149,9 +157,11 @@ class MetricsLogger:
         overview: Mapping[str, str] | None = None,
     ):
         self._folder, self._layout, self._overview = folder, layout, overview or {}
+        self._not_zero: set[str] = set()  # scalars that had another value
         self._board: _Board | None = None
         self._lines: LineFile | None = None
         self._wandb: Any = None
+        self._uploaded: set[tuple[int, bool]] = set()  # step, whether it is an evaluation: logged before a resume
         if folder is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
@@ -161,7 +171,8 @@ class MetricsLogger:
         if use_wandb:
             wandb = require("wandb", extra="wandb")
             id_file = folder / "wandb_run_id"
-            if not id_file.exists():
+            self._wandb_is_new = not id_file.exists()
+            if self._wandb_is_new:
                 id_file.write_text(secrets.token_hex(8), encoding="utf-8")
             names = {name: value for name, value in (wandb_run or {}).items() if value is not None}
             self._wandb = wandb.init(
@@ -172,6 +183,12 @@ class MetricsLogger:
                 # wandb's tables of final values would hide ours; it still prints the address of the run.
                 settings=wandb.Settings(quiet=True, silent=is_quiet()),
             )
+            # wandb's own step only grows: it would drop what a resumed run logs for an earlier one.
+            self._wandb.define_metric("step")
+            self._wandb.define_metric("*", step_metric="step")
+            if not self._wandb_is_new:
+                records = read_lines(folder / METRICS_FILE) if (folder / METRICS_FILE).exists() else []
+                self._uploaded = {(record["step"], _is_evaluation(record)) for record in records}
 
     def reopen(self) -> None:
         """Continue in new files, after the folder was deleted and created again."""
@@ -195,6 +212,9 @@ class MetricsLogger:
             if record["step"] <= step and not again:
                 kept.append(record)
         self._rewrite(kept, first=step if evaluates_again else step + 1)
+        if self._wandb and self._wandb_is_new:  # the run was begun without it
+            for record in kept:
+                self._upload({name: value for name, value in record.items() if name != "time"}, int(record["step"]))
 
     def replace_evaluation(self, metrics: dict[str, float], step: int) -> None:
         """Replace the scalars of the evaluation of a step.
@@ -211,8 +231,7 @@ class MetricsLogger:
         file = self._folder / METRICS_FILE
         later = [] if self._board is None else [image for image in self._board.images() if image[1] > step]
         self._rewrite([*(read_lines(file) if file.exists() else []), record], step, later)
-        if self._wandb:
-            self._wandb.log(metrics, step=step)
+        self._upload(metrics, step)
 
     def _rewrite(self, records: Iterable[dict[str, Any]], first: int, images: Iterable[_Image] = ()) -> None:
         """Rewrite `metrics.jsonl` and the events from step `first` on with these records and images."""
@@ -224,6 +243,7 @@ class MetricsLogger:
         BestEffortWriter(METRICS_FILE).attempt(lambda: write_atomic(file, text.encode()))
         if self._board is None:
             return
+        self._not_zero |= {name for record in kept.values() for name, value in record.items() if value != 0}
         self._board.close()
         self._board.purged_from = first
         for image in images:
@@ -268,22 +288,33 @@ class MetricsLogger:
         now = time.time()
         self._lines.append(json.dumps({"step": step, "time": now, **metrics}))
         self._show(metrics, step, now)
-        if self._wandb:
-            self._wandb.log(metrics, step=step)
+        self._upload(metrics, step)
+
+    def _upload(self, metrics: Mapping[str, float], step: int) -> None:
+        """Log scalars to Weights & Biases, unless an earlier process of the run did: nothing can be replaced."""
+        if self._wandb and (step, _is_evaluation(metrics)) not in self._uploaded:
+            self._wandb.log({**metrics, "step": step})
 
     def _show(self, metrics: Mapping[str, float], step: int, wall_time: float) -> None:
         """Add scalars to TensorBoard."""
         if self._board is None:
             return
 
+        self._not_zero |= {name for name, value in metrics.items() if value != 0}
+
         def add(writer: Any) -> None:
             for name, value in metrics.items():
-                for tag in (name, self._overview.get(name)):
+                for tag in (self._tag(name), self._overview.get(name)):
                     if tag is not None:
                         writer.add_scalar(tag, value, step, wall_time)
 
         self._lay_out()
         self._board.write(add, step)
+
+    def _tag(self, name: str) -> str:
+        """The name of a scalar in TensorBoard; details of load balancing and counters without a count are apart."""
+        counts = _COUNTER.match(name) is not None and name not in self._not_zero
+        return f"debug/{name}" if counts or name.startswith("global_seqlen/") else name
 
     def _lay_out(self) -> None:
         """Define the Custom Scalars page, once."""

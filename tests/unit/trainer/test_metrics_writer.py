@@ -216,7 +216,10 @@ def test_wandb_gets_the_same_names(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     runs: list[tuple] = []
     config = SimpleNamespace(update=lambda values, **kw: calls.append(("config", values["seed"])))
     run = SimpleNamespace(
-        config=config, log=lambda m, step: calls.append(("log", m, step)), finish=lambda: calls.append(("finish",))
+        config=config,
+        log=lambda m: calls.append(("log", m)),
+        finish=lambda: calls.append(("finish",)),
+        define_metric=lambda name, step_metric=None: None,
     )
     settings: list[dict] = []
     stand_in = SimpleNamespace(
@@ -229,7 +232,8 @@ def test_wandb_gets_the_same_names(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     logger.describe([Settings(seed=3)])
     logger.log({"rollout/success_at_end": 0.5}, 4)
     logger.close()
-    assert calls == [("init", "my_run"), ("config", 3), ("log", {"rollout/success_at_end": 0.5}, 4), ("finish",)]
+    logged = {"rollout/success_at_end": 0.5, "step": 4}
+    assert calls == [("init", "my_run"), ("config", 3), ("log", logged), ("finish",)]
     assert read_metrics(folder)[0]["rollout/success_at_end"] == 0.5
     monkeypatch.setattr(logging, "_quiet", True)
     MetricsLogger(folder, use_tensorboard=False, use_wandb=True).close()
@@ -242,9 +246,78 @@ def test_wandb_gets_the_same_names(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         MetricsLogger(tmp_path, use_tensorboard=False, use_wandb=True)
 
 
+class WandbServer:
+    """Runs by id, as wandb keeps them: its own step only grows, also over processes, and earlier ones are dropped."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, list[dict]] = {}
+
+    def Settings(self, **_: object) -> None: ...
+
+    def init(self, *, id: str, **_: object) -> SimpleNamespace:
+        rows = self.rows.setdefault(id, [])
+        begun = len(rows)
+
+        def log(metrics: dict, step: int | None = None) -> None:
+            step = len(rows) if step is None else step
+            if step >= begun and step >= len(rows) - 1:
+                rows.extend({} for _ in range(len(rows), step + 1))
+                rows[step] |= metrics
+
+        return SimpleNamespace(
+            config=SimpleNamespace(update=lambda *_, **__: None),
+            log=log,
+            define_metric=lambda name, step_metric=None: None,
+            finish=lambda: None,
+        )
+
+    def points(self, name: str) -> list[tuple[int, float]]:
+        (rows,) = self.rows.values()
+        return [(row.get("step", at), row[name]) for at, row in enumerate(rows) if name in row]
+
+
+@pytest.mark.parametrize("from_the_start", [True, False])
+def test_a_resumed_run_loses_and_doubles_nothing_at_wandb(
+    from_the_start: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended before the evaluation of iteration 4, and goes on from the checkpoint of iteration 2."""
+    server = WandbServer()
+    monkeypatch.setitem(sys.modules, "wandb", server)
+    logger = MetricsLogger(tmp_path, use_tensorboard=False, use_wandb=from_the_start)
+    logger.log({"eval/success_at_end": 0.1}, 0)
+    for step in (1, 2, 3, 4):
+        logger.log({"rollout/success_at_end": step / 10}, step)
+        if step == 2:
+            logger.log({"eval/success_at_end": 0.2}, step)
+    again = MetricsLogger(tmp_path, use_tensorboard=False, use_wandb=True)
+    again.rewind(2, evaluates_again=False)
+    for step in (3, 4, 5):
+        again.log({"rollout/success_at_end": step / 10}, step)
+        if step == 4:
+            again.log({"eval/success_at_end": 0.4}, step)
+    assert server.points("rollout/success_at_end") == [(step, step / 10) for step in (1, 2, 3, 4, 5)]
+    assert server.points("eval/success_at_end") == [(0, 0.1), (2, 0.2), (4, 0.4)]
+
+
+def test_details_and_counters_without_a_count_are_apart_in_tensorboard(tmp_path: Path) -> None:
+    logger = MetricsLogger(tmp_path, use_tensorboard=True)
+    for step in (1, 2, 3):
+        logger.log({"global_seqlen/max": 6.0, "rollout/dropped": float(step > 1), "rollout/env_retries": 0.0}, step)
+    logger.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    steps = {tag: [event.step for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    assert steps == {
+        "debug/global_seqlen/max": [1, 2, 3],
+        "debug/rollout/env_retries": [1, 2, 3],
+        "debug/rollout/dropped": [1],
+        "rollout/dropped": [2, 3],
+    }
+    assert set(read_metrics(tmp_path)[0]) >= {"global_seqlen/max", "rollout/dropped"}, "names in files are the same"
+
+
 def test_project_group_and_name_at_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple] = []
-    run = SimpleNamespace(config=None, finish=lambda: None)
+    run = SimpleNamespace(config=None, finish=lambda: None, define_metric=lambda name, step_metric=None: None)
 
     def init(**given):
         seen.append((given["project"], given.get("group"), given["name"]))
