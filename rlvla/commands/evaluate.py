@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -121,10 +121,14 @@ def _evaluate_suite(suite: str, plan: SuitePlan, evaluation: _Evaluation) -> Sui
     config, first = evaluation.config, plan.policies[0].setting
     with start_workers(config.num_envs, first.played_env, first.tasks, evaluation.modules, evaluation.workers) as pool:
         strategy = DeepspeedStrategy(StrategyConfig(rank_timeout=config.rank_timeout), seed=config.seed)
-        filmed: dict[str, list[tuple[int, int]]] = {}
-        evaluations = [
-            _evaluate_policy(suite, policy, plan, pool, strategy, evaluation, filmed) for policy in plan.policies
-        ]
+        evaluations = [_evaluate_policy(suite, policy, plan, pool, strategy, evaluation) for policy in plan.policies]
+        if config.num_videos and len(evaluations) > 1:  # of states that were gained and lost
+            states = _filmed_states(config, plan, evaluations)
+            for policy, result in zip(plan.policies, evaluations):
+                loaded = _load(policy, pool, strategy, evaluation)
+                made = _film(suite, policy, plan, pool, strategy, evaluation, loaded, result.results, states)
+                result.videos.update(made)
+                del loaded  # before the next one is in memory
     by_name = {policy.folder: result for policy, result in zip(plan.policies, evaluations)} | dict(plan.earlier)
     result = SuiteEvaluation.of(evaluations[0], [by_name[name] for name in config.compare])
     if strategy.is_main:
@@ -140,9 +144,8 @@ def _evaluate_policy(
     pool: WatchedPool,
     strategy: DeepspeedStrategy,
     evaluation: _Evaluation,
-    filmed: dict[str, list[tuple[int, int]]],
 ) -> PolicyEvaluation:
-    """Evaluate a policy in a suite, in all modes.
+    """Evaluate a policy in a suite, in all modes; it is filmed at once if it is the only one.
 
     Args:
         suite: name of the suite.
@@ -151,16 +154,10 @@ def _evaluate_policy(
         pool: environment workers.
         strategy: distributes episodes over ranks.
         evaluation: settings common to all suites.
-        filmed: mode -> (task, initial state) of the videos; the first policy chooses them for all.
     """
     setting, config, output = policy.setting, evaluation.config, evaluation.output
     env = setting.resolved
-    with passing_note(f"loading {policy.folder}"):
-        actor: Any = setting.checkpoint.load_policy()
-        actor.eval().to(strategy.device)
-    parts = (evaluation.rewards, evaluation.rollout, env.tasks, setting.state_input)
-    watched = bool(config.num_videos) or evaluation.judged.description is not None
-    rollout = RolloutEngine(pool, setting.options(watched=watched), *parts)
+    actor, rollout = _load(policy, pool, strategy, evaluation)
     if evaluation.rewards.success is not None and hasattr(evaluation.rewards.success.judge, "device"):
         evaluation.rewards.success.judge.device = strategy.device
     learned_from = learned_states(recorded_environment(policy.folder))
@@ -169,7 +166,6 @@ def _evaluate_policy(
     if learned_from and any(seen.suite == env.suite for seen in learned_from):
         unseen = tuple(t.task_id for t in env.tasks if not any(seen.may_be_of(t) for seen in learned_from))
     results: list[EvalResult] = []
-    videos: dict[str, list[Path]] = {}
     for mode, temperature in modes_of(config).items():
         identity: dict[str, Any] = {
             "policy": [str(Path(policy.folder).resolve()), fingerprint(Path(policy.folder))],
@@ -200,34 +196,78 @@ def _evaluate_policy(
         result = replace(result, unseen_tasks=unseen)
         evaluation.rewards.check(strategy.all_reduce(evaluation.rewards.metrics(), "sum"))
         results.append(result)
-        if config.num_videos:
-            if mode not in filmed:
-                preferred = {recorded_state(path) for e in plan.earlier.values() for path in e.videos.get(mode, ())}
-                chosen = choose_episodes(result, config.num_videos, preferred)
-                filmed[mode] = [(e.task_id, e.init_state_id) for e in chosen]
-            recorded = record_videos(
-                rollout,
-                actor,
-                env.tasks,
-                strategy,
-                result,
-                _video_folder(suite, policy.folder, evaluation) / mode,
-                count=config.num_videos,
-                seed=config.seed,
-                temperature=temperature or 1.0,
-                **plan.given,
-                machines=machines_of_run(Path(policy.folder)),
-                states=filmed[mode],
-                scene=scene_film(pool, setting, config.video_cameras),
-            )
-            evaluation.rewards.metrics()  # questions about videos count in no mode
-            videos[mode] = [video.path for video in recorded]
         if strategy.is_main:
             heading = [suite] * evaluation.several + [policy.folder] * bool(config.compare)
             note = "; ".join(filter(None, [trained_on, *condition_labels(plan.given)]))
             show("\n".join([*([", ".join(heading)] if heading else []), f"{result.as_table(note)}\n"]))
     versions = package_versions(env.config.simulator_versions())
-    return PolicyEvaluation(policy.folder, env.record, policy.protocols, results, videos, versions, trained_on)
+    done = PolicyEvaluation(policy.folder, env.record, policy.protocols, results, {}, versions, trained_on)
+    if config.num_videos and len(plan.policies) == 1:
+        states = _filmed_states(config, plan, [done])
+        loaded = actor, rollout
+        done.videos.update(_film(suite, policy, plan, pool, strategy, evaluation, loaded, results, states))
+    return done
+
+
+def _load(
+    policy: EvaluatedPolicy, pool: WatchedPool, strategy: DeepspeedStrategy, evaluation: _Evaluation
+) -> tuple[Any, RolloutEngine]:
+    """The policy on the device, and an engine for it."""
+    setting = policy.setting
+    with passing_note(f"loading {policy.folder}"):
+        actor: Any = setting.checkpoint.load_policy()
+        actor.eval().to(strategy.device)
+    parts = (evaluation.rewards, evaluation.rollout, setting.resolved.tasks, setting.state_input)
+    watched = bool(evaluation.config.num_videos) or evaluation.judged.description is not None
+    return actor, RolloutEngine(pool, setting.options(watched=watched), *parts)
+
+
+def _filmed_states(
+    config: EvalConfig, plan: SuitePlan, evaluations: Sequence[PolicyEvaluation]
+) -> dict[str, list[tuple[int, int]]]:
+    """Mode -> (task, initial state) of the videos of all policies; the first one is compared with the others."""
+    states = {}
+    others = [*evaluations[1:], *plan.earlier.values()]
+    for result in evaluations[0].results:
+        recorded = {recorded_state(path) for e in plan.earlier.values() for path in e.videos.get(result.mode, ())}
+        baselines = [base for e in others if (base := e.result(result.mode)) is not None]
+        chosen = choose_episodes(result, config.num_videos, recorded, baselines)
+        states[result.mode] = [(e.task_id, e.init_state_id) for e in chosen]
+    return states
+
+
+def _film(
+    suite: str,
+    policy: EvaluatedPolicy,
+    plan: SuitePlan,
+    pool: WatchedPool,
+    strategy: DeepspeedStrategy,
+    evaluation: _Evaluation,
+    loaded: tuple[Any, RolloutEngine],
+    results: Sequence[EvalResult],
+    states: Mapping[str, Sequence[tuple[int, int]]],
+) -> dict[str, list[Path]]:
+    """Record the videos of a policy: mode -> files."""
+    (actor, rollout), config, videos = loaded, evaluation.config, {}
+    for result, temperature in zip(results, modes_of(config).values()):
+        recorded = record_videos(
+            rollout,
+            actor,
+            policy.setting.resolved.tasks,
+            strategy,
+            result,
+            _video_folder(suite, policy.folder, evaluation) / result.mode,
+            count=config.num_videos,
+            seed=config.seed,
+            temperature=temperature or 1.0,
+            **plan.given,
+            machines=machines_of_run(Path(policy.folder)),
+            states=states[result.mode],
+            scene=scene_film(pool, policy.setting, config.video_cameras),
+        )
+        evaluation.rewards.metrics()  # questions about videos count in no mode
+        videos[result.mode] = [video.path for video in recorded]
+    return videos
 
 
 def _all_videos(output: Path) -> Path:

@@ -74,6 +74,7 @@ class Comparison:
     lost_states: tuple[tuple[int, int], ...]
 
     HEADERS = ("task", "measure", "n", "difference [95 %]", "gained", "lost", "p")
+    ON_PHONES = ("task", "suite", "measure", "difference [95 %]", "p")  # the columns for which there is room
 
     @property
     def paired(self) -> bool:

@@ -86,7 +86,7 @@ def spread(items: Sequence[T], count: int) -> list[T]:
 
 
 def _strip(page: DemosPage, demos: Demonstrations, index: int) -> dict[str, Any]:
-    """Pictures of an episode: a row for each camera, a column for each of a few steps."""
+    """Pictures of an episode at a few steps, those of all cameras below each other."""
     images = upright(demos.images[index], page.flipped)
     rows = np.unique(np.linspace(0, len(images) - 1, min(_FRAMES, len(images))).astype(int))
     steps = np.arange(len(demos.actions[index])) if demos.decision_steps is None else demos.decision_steps[index]
@@ -94,10 +94,9 @@ def _strip(page: DemosPage, demos: Demonstrations, index: int) -> dict[str, Any]
         "name": page.names[index],
         "instruction": demos.instructions[index],
         "success": demos.outcome(index),
-        "steps": ", ".join(str(steps[row]) for row in rows),
         "length": len(demos.actions[index]),
         "state": demos.init_states[index] if demos.init_states else None,
-        "data": _png([[images[row, camera] for row in rows] for camera in range(images.shape[1])]),
+        "frames": [(int(steps[row]), _png([[picture] for picture in images[row]])) for row in rows],
     }
 
 
@@ -172,6 +171,7 @@ def _length_chart(demos: Demonstrations) -> Chart:
         color=[color for _, _, color in kinds],
         label=[name for name, _, _ in kinds],
     )
+    axes.xaxis.get_major_locator().set_params(integer=True)
     _count_episodes(axes)
     return Chart("length of the episodes", svg(figure, axes))
 

@@ -7,7 +7,7 @@ from os.path import commonprefix
 
 import numpy as np
 
-from rlvla.evaluation.pages import COLORS, INK, LABEL_SIZE, Chart, new_figure, svg
+from rlvla.evaluation.pages import COLORS, INK, LABEL_SIZE, Chart, new_figure, svg, widen
 from rlvla.evaluation.statistics import interval_of_metrics
 from rlvla.rewards.base import reward_names, source_of
 from rlvla.rollout.stats import OF_TASKS
@@ -16,6 +16,8 @@ _MODEL_SOURCE = "rm_model"  # registered only when a model is loaded
 _COLUMNS = 40  # maximum of the matrix of tasks by training episodes
 _SMALL = 8.5  # points: task names
 _LABEL = 34  # characters of a task name
+# Scalar -> smallest range of its axis: changes that are small beside it mean nothing.
+SMALLEST_SPAN = {"actor/entropy": 0.5, "actor/ppo_kl": 0.01, "actor/pg_clipfrac": 0.05, "reward/total": 0.1}
 
 
 def learning_charts(records: Sequence[dict[str, float]]) -> list[Chart]:
@@ -43,7 +45,8 @@ def learning_charts(records: Sequence[dict[str, float]]) -> list[Chart]:
         if scalars is series and len(lines) == 1:  # without a legend
             title = f"reward per episode: {next(iter(lines))}"
         if lines:
-            charts.append(_line_chart(title, unit, lines))
+            span = max((SMALLEST_SPAN.get(name, 0.0) for name in scalars.values()), default=0.0)
+            charts.append(_line_chart(title, unit, lines, span))
     return charts
 
 
@@ -122,9 +125,10 @@ def _short_names(names: Sequence[str]) -> list[str]:
     return [m if len(m) <= _LABEL else f"{m[: _LABEL // 2]}…{m[-(_LABEL // 2 - 1) :]}" for m in middles]
 
 
-def _line_chart(title: str, unit: str, lines: dict[str, tuple[list[float], list[float]]]) -> Chart:
+def _line_chart(title: str, unit: str, lines: dict[str, tuple[list[float], list[float]]], span: float) -> Chart:
     figure, axes = new_figure("training episodes")
     for color, (label, points) in zip(COLORS * len(lines), lines.items()):
         axes.plot(*points, color=color, linewidth=1.8, label=label.replace("$", r"\$"))  # no formula
+    widen(axes, span)
     axes.set_ylabel(unit, color=INK, fontsize=LABEL_SIZE)
     return Chart(title, svg(figure, axes, legend=len(lines) > 1))

@@ -13,6 +13,7 @@ from typing import Any
 COLORS = ("#2f7df6", "#e0563b", "#2f9e5b", "#b07cf0", "#d29a1f", "#1aa7b5", "#e05fa8")  # one per action of an arm
 INK = "#7b8494"  # axes and text of charts; `svg` turns it into the current text color
 NOT_RECORDED = "not recorded"
+_TICKS = 5  # labels of an axis at most, so that long numbers do not touch
 LABEL_SIZE, TICK_SIZE = 10.5, 10  # points, in a figure that is shown a little larger than drawn
 
 
@@ -23,7 +24,7 @@ def render(template: str, **values: Any) -> str:
     environment = Environment(
         loader=PackageLoader("rlvla.evaluation", "templates"), autoescape=True, undefined=StrictUndefined
     )
-    functions = {"table": html_table, "counted": counted, "outcome_text": outcome_text}
+    functions = {"table": html_table, "counted": counted, "outcome_text": outcome_text, "shortened": shortened}
     return environment.get_template(template).render(**functions, **values)
 
 
@@ -37,12 +38,23 @@ def outcome_text(success: bool | None) -> str:
     return {True: "success", False: "no success", None: f"success {NOT_RECORDED}"}[success]
 
 
-def html_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> Any:
-    """A table as markup; columns without a number are aligned to the left."""
+def shortened(text: str, count: int = 5) -> str:
+    """The first words of a text, for a table of contents."""
+    words = text.split()
+    return text if len(words) <= count else f"{' '.join(words[:count])} …"
+
+
+def html_table(headers: Sequence[str], rows: Sequence[Sequence[Any]], narrow: Sequence[str] | None = None) -> Any:
+    """A table as markup; columns without a number are aligned to the left.
+
+    On phones only the columns in `narrow` are shown (default: all).
+    """
     from markupsafe import Markup, escape
 
     numeric = [i > 0 and any(char.isdigit() for row in rows for char in str(row[i])) for i in range(len(headers))]
-    kinds = ["" if is_numeric else ' class="words"' for is_numeric in numeric]
+    wide = [narrow is not None and header not in narrow for header in headers]
+    classes = [" ".join(["words"] * (not n) + ["wide"] * w) for n, w in zip(numeric, wide)]
+    kinds = [f' class="{names}"' if names else "" for names in classes]
 
     def line(tag: str, cells: Sequence[Any]) -> str:
         return "<tr>" + "".join(f"<{tag}{kind}>{escape(str(c))}</{tag}>" for c, kind in zip(cells, kinds)) + "</tr>"
@@ -72,11 +84,20 @@ def new_figure(xlabel: str) -> tuple[Any, Any]:
     axes = figure.add_subplot()
     axes.grid(alpha=0.25, color=INK, linewidth=0.6)
     axes.tick_params(colors=INK, labelsize=TICK_SIZE)
+    axes.xaxis.get_major_locator().set_params(nbins=_TICKS)
     for side, spine in axes.spines.items():
         spine.set_visible(side in ("left", "bottom"))
         spine.set_color(INK)
     axes.set_xlabel(xlabel, color=INK, fontsize=LABEL_SIZE)
     return figure, axes
+
+
+def widen(axes: Any, span: float) -> None:
+    """Make the vertical axis cover at least `span` around its values, so that noise does not fill a chart."""
+    low, high = axes.get_ylim()
+    if high - low < span:
+        middle = (low + high) / 2
+        axes.set_ylim(middle - span / 2, middle + span / 2)
 
 
 def svg(figure: Any, axes: Any, *, legend: bool = True) -> Any:

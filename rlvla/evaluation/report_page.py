@@ -260,24 +260,31 @@ class ShownVideos:
         return bool(self.beside or self.others)
 
 
+_CHANGES = (": lost", ": gained", "")
+
+
 def shown_videos(everyone: Sequence[PolicyEvaluation], labels: Mapping[str, str]) -> ShownVideos:
-    """Videos of a policy and its baselines; missing files are skipped."""
+    """Videos of a policy and its baselines, states that were lost and gained first; missing files are skipped."""
     recorded: defaultdict[tuple[str, str, int], list[tuple[PolicyEvaluation, Path]]] = defaultdict(list)
     for evaluation in [*everyone[1:], *everyone[:1]]:  # before, then after
         for mode, paths in evaluation.videos.items():
             for path in paths:
                 if path.is_file():
                     recorded[(mode, *recorded_state(path))].append((evaluation, path))
-    beside: dict[str, list[ShownVideo]] = {}
+    beside: dict[tuple[int, str], list[ShownVideo]] = {}
     others: dict[tuple[int, str], list[ShownVideo]] = {}
     for (mode, task, state), entries in recorded.items():
         videos = [_video(path, f"{task}, initial state {state}", labels[e.policy]) for e, path in entries]
         if len(videos) > 1:
-            beside[f"{task}, initial state {state}, {mode}"] = videos
+            changes = {video.success for video in videos[:-1]} - {videos[-1].success}  # the policy is the last
+            compared = bool(changes) and entries[-1][0] is everyone[0]
+            kind = int(videos[-1].success) if compared else 2
+            beside[kind, f"{task}, initial state {state}, {mode}{_CHANGES[kind]}"] = videos
             continue
         (evaluation, _) = entries[0]
         others.setdefault((everyone.index(evaluation), f"{labels[evaluation.policy]}, {mode}"), []).extend(videos)
-    return ShownVideos(beside, {heading: others[position, heading] for position, heading in sorted(others)})
+    in_order = {heading: beside[kind, heading] for kind, heading in sorted(beside, key=lambda key: key[0])}
+    return ShownVideos(in_order, {heading: others[position, heading] for position, heading in sorted(others)})
 
 
 def _video(path: Path, name: str, policy: str) -> ShownVideo:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from string import ascii_uppercase
@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from rlvla.checkpoints.run_folder import RUN_FILE
-from rlvla.evaluation.learning_charts import metric_curve
-from rlvla.evaluation.pages import COLORS, INK, LABEL_SIZE, Chart, labels, new_figure, render, svg
+from rlvla.evaluation.learning_charts import SMALLEST_SPAN, metric_curve
+from rlvla.evaluation.pages import COLORS, INK, LABEL_SIZE, Chart, labels, new_figure, render, svg, widen
 from rlvla.evaluation.results import Rate
 from rlvla.evaluation.statistics import interval_of_metrics
 from rlvla.utils.cli.config_file import RUN_CONFIG_FILE
-from rlvla.utils.data_files import read_yaml
+from rlvla.utils.data_files import read_json, read_yaml
 from rlvla.utils.errors import ConfigError, Problem
 from rlvla.utils.files import METRICS_FILE, read_metrics
 
@@ -50,11 +50,13 @@ class Run:
         folder: its folder.
         flags: the flags of its `config.yaml`.
         records: its metrics by step, see `read_metrics`.
+        played: suite and tasks, e.g. "robosuite, task 0"; "" if they are unknown.
     """
 
     folder: str
     flags: Mapping[str, Any]
     records: Sequence[Mapping[str, float]]
+    played: str = ""
 
     @property
     def seed(self) -> Any:
@@ -112,6 +114,11 @@ class Group:
 
     name: str
     runs: tuple[Run, ...]
+
+    @property
+    def played(self) -> str:
+        """See `Run`."""
+        return self.runs[0].played
 
     @property
     def over_seeds(self) -> bool:
@@ -204,7 +211,16 @@ def _read(folder: Path) -> Run:
     flags = read_yaml(folder / RUN_CONFIG_FILE)
     if not isinstance(flags, dict):
         raise ValueError(f"{RUN_CONFIG_FILE} holds no flags")
-    return Run(str(folder), flags, read_metrics(folder))
+    return Run(str(folder), flags, read_metrics(folder), _played(read_json(folder / RUN_FILE, allow_nan=True)))
+
+
+def _played(run_config: Any) -> str:
+    """Suite and tasks from the run configuration, which has those of the checkpoint, too."""
+    env = run_config.get("env") if isinstance(run_config, dict) else None
+    if not isinstance(env, dict) or not env.get("task_suite_name"):
+        return ""
+    tasks = _text(env.get("task_ids") or [])
+    return f"{env['task_suite_name']}, " + (f"task{'s' if ' ' in tasks else ''} {tasks}" if tasks else "all tasks")
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
@@ -219,14 +235,19 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
             groups.append([run])
         else:
             members.append(run)
-    if len(groups) == 1:
-        return [Group("all runs", tuple(runs))]
-    differing = [name for name in names if not all(_equal(runs[0], run, [name]) for run in runs)]
-    return [Group(_named({name: _shared(name, members) for name in differing}), tuple(members)) for members in groups]
+    differing = [n for n in names if not all(_equal(replace(runs[0], played=run.played), run, [n]) for run in runs)]
+
+    def name_of(members: Sequence[Run]) -> str:
+        flags = _named({name: _shared(name, members) for name in differing}) if len(groups) > 1 else "all runs"
+        return ": ".join(filter(None, [members[0].played, flags]))
+
+    return [Group(name_of(members), tuple(members)) for members in groups]
 
 
 def _equal(one: Run, other: Run, names: Sequence[str]) -> bool:
     """Whether these flags are equal, ignoring seed-dependent numbers in the paths of `_MADE_PER_SEED`."""
+    if one.played != other.played:
+        return False
     for name in names:
         a, b = _text(one.flags.get(name)), _text(other.flags.get(name))
         if a != b and not (name in _MADE_PER_SEED and _differ_by_seed(a, b, str(one.seed), str(other.seed))):
@@ -271,20 +292,31 @@ def letter_of(number: int) -> str:
 
 
 def differences(groups: Sequence[Group]) -> list[GroupDifference]:
-    """Differences of all pairs of groups, the later minus the earlier one.
+    """Differences of all pairs of groups that play the same tasks, the later minus the earlier one.
 
     Groups are independent: the interval combines those of the rates (Newcombe 1998; MOVER, Zou and Donner 2008).
     """
     pairs = []
     for (i, before), (j, after) in combinations(enumerate(groups), 2):
         a, b = after.rate, before.rate
-        if a is not None and b is not None:
+        if a is not None and b is not None and before.played == after.played:
             difference = a.rate - b.rate
             low = difference - math.hypot(a.rate - a.low, b.high - b.rate)
             high = difference + math.hypot(a.high - a.rate, b.rate - b.low)
             over_seeds = before.over_seeds and after.over_seeds
             pairs.append(GroupDifference(letter_of(j), letter_of(i), difference, low, high, over_seeds))
     return pairs
+
+
+def not_subtracted(groups: Sequence[Group]) -> str:
+    """A note on groups that play different tasks, which are not subtracted from each other; "" if all play the same."""
+    letters: dict[str, list[str]] = {}
+    for number, group in enumerate(groups):
+        letters.setdefault(group.played or "tasks unknown", []).append(letter_of(number))
+    if len(letters) < 2:
+        return ""
+    listed = "; ".join(f"{' '.join(of_tasks)}: {played}" for played, of_tasks in letters.items())
+    return f"No differences between groups that play different tasks ({listed})."
 
 
 GROUP_HEADERS = ("group", "runs", "success at end [95 %]", "interval over")
@@ -359,6 +391,7 @@ def render_runs_page(groups: Sequence[Group]) -> str:
         colors=[COLORS[number % len(COLORS)] for number in range(len(groups))],
         group_table=(GROUP_HEADERS, group_rows(groups)),
         run_table=(RUN_HEADERS, run_rows(groups)),
+        note=not_subtracted(groups),
         difference_table=(DIFFERENCE_HEADERS, difference_rows(differences(groups))),
         charts=[chart for name, axis in _CURVES.items() if (chart := _chart(name, *axis, groups)) is not None],
         percent=lambda rate: f"{100 * rate:.1f} %",
@@ -382,6 +415,7 @@ def _chart(name: str, title: str, unit: str, groups: Sequence[Group]) -> Chart |
         return None
     if "success" in name:
         axes.set_ylim(0, 1.03)
+    widen(axes, SMALLEST_SPAN.get(name, 0.0))
     axes.set_ylabel(unit, color=INK, fontsize=LABEL_SIZE)
     return Chart(title, svg(figure, axes, legend=False))
 

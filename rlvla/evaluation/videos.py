@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -61,19 +62,29 @@ class EvalVideo:
 
 
 def choose_episodes(
-    result: EvalResult, count: int, preferred: Collection[tuple[str, int]] = ()
+    result: EvalResult,
+    count: int,
+    preferred: Collection[tuple[str, int]] = (),
+    baselines: Sequence[EvalResult] = (),
 ) -> list[EpisodeOutcome]:
     """Select up to `count` episodes, alternating tasks; half of them (rounded up) are failures if possible.
 
-    Episodes in `preferred`, given as (`recorded_name` of the task, initial state), are chosen before others.
+    Episodes whose outcome differs from a baseline's, lost and gained in turn, are chosen first; before others of their
+    kind, those in `preferred`, given as (`recorded_name` of the task, initial state).
     """
     names = {task.task_id: recorded_name(task.name) for task in result.tasks}
     first = [episode for episode in result.episodes if not episode.sample]  # one per initial state
     first.sort(key=lambda e: (names.get(e.task_id, ""), e.init_state_id) not in preferred)
-    failures = _in_turn([e for e in first if not e.success_at_end])
-    successes = _in_turn([e for e in first if e.success_at_end])
+    of_baselines = [e for base in baselines for e in base.episodes if not e.sample]
+    outcomes = {(e.task_id, e.init_state_id, e.success_at_end) for e in of_baselines}
+    differing = [e for e in first if (e.task_id, e.init_state_id, not e.success_at_end) in outcomes]
+    lost, gained = (_in_turn([e for e in differing if e.success_at_end == success]) for success in (False, True))
+    chosen = [e for pair in zip_longest(lost, gained) for e in pair if e is not None][:count]
+    count -= len(chosen)
+    failures = _in_turn([e for e in first if not e.success_at_end and e not in chosen])
+    successes = _in_turn([e for e in first if e.success_at_end and e not in chosen])
     from_failures = min(len(failures), max(-(-count // 2), count - len(successes)))
-    return failures[:from_failures] + successes[: count - from_failures]
+    return chosen + failures[:from_failures] + successes[: count - from_failures]
 
 
 def recorded_name(task: str) -> str:

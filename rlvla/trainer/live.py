@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from rlvla.evaluation.learning_charts import SMALLEST_SPAN
 from rlvla.evaluation.pages import render, run_name
 from rlvla.utils.cli.programs import as_installed
 from rlvla.utils.files import METRICS_FILE
@@ -77,9 +78,14 @@ class LiveRun:
     def __init__(self, folder: Path, title: str):
         self._folder = folder
         self.log = _LogLines()
-        self.page = render("live.html.jinja", title=title, folder=str(folder), seconds=_SECONDS).encode(
-            errors="replace"
+        page = render(
+            "live.html.jinja",
+            title=title,
+            folder=str(folder),
+            seconds=_SECONDS,
+            entropy_span=SMALLEST_SPAN["actor/entropy"],
         )
+        self.page = page.encode(errors="replace")
 
     def status(self, metrics: int, lines: int) -> dict[str, Any]:
         """Updates since the last request of the page.

@@ -43,6 +43,7 @@ def run_compare(config: CompareConfig) -> None:
         group_rows,
         grouped,
         letter_of,
+        not_subtracted,
         read_runs,
         run_rows,
     )
@@ -61,6 +62,8 @@ def run_compare(config: CompareConfig) -> None:
     show(f"\n{table(GROUP_HEADERS, group_rows(groups))}")
     if compared:
         show(f"\n{table(DIFFERENCE_HEADERS, difference_rows(compared))}")
+    if note := not_subtracted(groups):
+        show(f"\n{note}")
     if config.report is None:
         return
     folder = Path(config.report)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rlvla.checkpoints.run_folder import CURVE_FILE
-from rlvla.evaluation.pages import run_name
+from rlvla.evaluation.learning_charts import SMALLEST_SPAN
+from rlvla.evaluation.pages import run_name, widen
 from rlvla.evaluation.statistics import interval_of_metrics, wilson_interval
 from rlvla.utils.files import BestEffortWriter, read_metrics, write_atomic
 
@@ -72,6 +73,7 @@ def save_learning_curve(folder: Path) -> Path | None:
         if updated:
             x = [r["total/episodes"] for r in updated]
             right.plot(x, [r["actor/entropy"] for r in updated], color="tab:green")
+            widen(right, SMALLEST_SPAN["actor/entropy"])
         evaluated = [r for r in records if "eval/success_at_end" in r]
         if evaluated:
             x = [r["total/episodes"] for r in evaluated]

@@ -17,10 +17,17 @@ from rlvla.envs import list_tasks
 from rlvla.envs.config import SplitConfig
 from rlvla.envs.splits import LearnedStates, describe_learned_from
 from rlvla.evaluation import report_page
-from rlvla.evaluation.learning_charts import _reward_series, _reward_sources, _short_names, learning_charts
+from rlvla.evaluation.learning_charts import (
+    SMALLEST_SPAN,
+    _reward_series,
+    _reward_sources,
+    _short_names,
+    learning_charts,
+)
+from rlvla.evaluation.pages import new_figure, widen
 from rlvla.evaluation.protocol import describe_protocol
 from rlvla.evaluation.report import EvaluationReport, PolicyEvaluation, SuiteEvaluation, as_markdown
-from rlvla.evaluation.report_page import solved, won_and_lost, write_report
+from rlvla.evaluation.report_page import shown_videos, solved, won_and_lost, write_report
 from rlvla.evaluation.results import EpisodeOutcome, EvalResult, summarize
 from rlvla.evaluation.statistics import interval_of_metrics, wilson_interval
 
@@ -99,7 +106,8 @@ def test_the_page_is_called_after_the_run_and_begins_with_its_contents(report: P
     name = "a &lt;run&gt; &amp; more"
     assert f"/ {name}</h1>" in text and f"/ {name}: 75.0%" in text, "not the folder of the policy"
     contents = re.findall(r'<a href="#(s\d+)">([^<]*)</a>', text)
-    assert contents == re.findall(r'<section id="(s\d+)">\s*<h2>([^<]*)</h2>', text)
+    assert [at for at, _ in contents] == re.findall(r'<section id="(s\d+)">\s*<h2>', text)
+    assert all(len(words.removesuffix(" …").split()) <= 5 for _, words in contents), contents
     assert len(contents) > 5 and text.index("<nav") < text.index("<section")
 
 
@@ -129,6 +137,43 @@ def test_the_same_state_is_shown_before_and_after(tmp_path: Path) -> None:
     shown = re.findall(r'<div class="small">(\w+), <span class="\w+">(\w+)</span>', pair)
     assert shown == [("old", "failure"), ("new", "success")] and text.count("<video") == 3
     assert text.count('poster="data:image/jpeg;base64,') == 3 and "reach, initial state 8016, <span" in text
+
+
+def test_lost_and_gained_states_are_shown_before_those_that_both_solve(tmp_path: Path) -> None:
+    pytest.importorskip("av", reason="videos need PyAV: the extra rlvla[video]")
+    from rlvla.utils.video import write_mp4
+
+    outcomes = {"old": ("success", "failure", "success"), "new": ("success", "success", "failure")}
+    both = []
+    for folder, of_states in outcomes.items():
+        paths = [tmp_path / folder / f"reach_state{i}_{outcome}.mp4" for i, outcome in enumerate(of_states)]
+        (tmp_path / folder).mkdir()
+        for path in paths:
+            write_mp4(path, np.zeros((2, 64, 64, 3), np.uint8), 10)
+        both.append(evaluation(f"runs/{folder}/policy", 15, paths))
+    shown = shown_videos([both[1], both[0]], {e.policy: e.policy for e in both})
+    states = [re.search(r"state (\d), \w+(?:: )?(\w*)", heading).groups() for heading in shown.beside]
+    assert states == [("2", "lost"), ("1", "gained"), ("0", "")]
+
+
+def test_differences_and_p_stay_on_phones(report: Path) -> None:
+    text = report.read_text()
+    heads = re.findall(r"<th([^>]*)>([^<]*)</th>", text[: text.index("<td")])
+    assert [name for kinds, name in heads if "wide" not in kinds] == ["task", "measure", "difference [95 %]", "p"]
+    assert ".wide { display: none; }" in text and "240px / var(--tall" in text
+
+
+def test_a_change_of_entropy_that_means_nothing_does_not_fill_its_chart() -> None:
+    axes = new_figure("x")[1]
+    axes.plot([0, 1], [1.0, 0.997])
+    widen(axes, SMALLEST_SPAN["actor/entropy"])
+    low, high = axes.get_ylim()
+    assert high - low == pytest.approx(0.5) and low < 0.997 < 1.0 < high
+    axes = new_figure("x")[1]
+    axes.plot([0, 1], [1.0, 0.0])
+    before = axes.get_ylim()
+    widen(axes, SMALLEST_SPAN["actor/entropy"])
+    assert axes.get_ylim() == before
 
 
 def test_the_markup_is_whole(report: Path) -> None:

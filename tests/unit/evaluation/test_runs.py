@@ -22,6 +22,7 @@ from rlvla.evaluation.runs import (
     group_rows,
     grouped,
     letter_of,
+    not_subtracted,
     read_runs,
     render_runs_page,
     run_rows,
@@ -124,6 +125,29 @@ def test_differences_are_newcombes_where_the_intervals_are_wilsons() -> None:
     (d,) = differences(groups)
     assert (d.first, d.second, d.over_seeds) == ("B", "A", False) and d.difference == pytest.approx(7 / 20)
     assert (d.low, d.high) == pytest.approx(newcombe_interval(15, 20, 8, 20))
+
+
+def test_groups_that_play_different_tasks_are_named_by_them_and_not_subtracted() -> None:
+    tasks = ("robosuite, task 0", "robosuite, task 0", "robosuite, task 1", "libero_10, all tasks")
+    runs = [replace(run(str(i), gamma=0.9 if i == 1 else 1.0), played=played) for i, played in enumerate(tasks)]
+    groups = grouped(runs)
+    assert [group.name for group in groups] == [
+        "robosuite, task 0: gamma 1",
+        "robosuite, task 0: gamma 0.9",
+        "robosuite, task 1: gamma 1",
+        "libero_10, all tasks: gamma 1",
+    ]
+    assert [(d.first, d.second) for d in differences(groups)] == [("B", "A")]
+    note = "different tasks (A B: robosuite, task 0; C: robosuite, task 1; D: libero_10, all tasks)"
+    assert note in not_subtracted(groups) and note in render_runs_page(groups)
+    assert not not_subtracted(groups[:2]) and grouped(runs[:1])[0].name == "robosuite, task 0: all runs"
+
+
+def test_suite_and_tasks_come_from_the_run_configuration(folders: Path) -> None:
+    """Flags that a checkpoint decides are not in config.yaml."""
+    env = {"task_suite_name": "robosuite", "task_ids": [0, 2]}
+    (folders / "a" / "run_config.json").write_text(json.dumps({"env": env}))
+    assert [one.played for one in read_runs([str(folders)])] == ["robosuite, tasks 0 2", ""]
 
 
 def test_a_mean_curve_reaches_as_far_as_all_runs() -> None:

@@ -61,6 +61,17 @@ def test_preferred_states_come_first_in_either_half() -> None:
     assert [e.init_state_id for e in taken] == [7, 1, 4, 0]
 
 
+def test_states_lost_and_gained_against_a_baseline_come_first() -> None:
+    """Half of the videos of a policy that solves all but one state would show what both solve."""
+    own = [EpisodeOutcome(0, i, i != 5, True, 5) for i in range(8)]
+    base = [EpisodeOutcome(0, i, i not in (2, 3), True, 5) for i in range(8)]
+    result, baseline = (summarize(outcomes, [TOY], "heldout", True) for outcomes in (own, base))
+    taken = choose_episodes(result, 4, baselines=[baseline])
+    assert [e.init_state_id for e in taken] == [5, 2, 3, 0], "lost and gained in turn, then what both solve"
+    filmed = choose_episodes(result, 2, preferred={("reach", 3), ("reach", 0)}, baselines=[baseline])
+    assert [e.init_state_id for e in filmed] == [5, 3]
+
+
 def test_file_names_tell_the_state() -> None:
     assert recorded_state(Path("a/pick_it_state12_success.mp4")) == ("pick_it", 12)
     assert recorded_state(Path("a/x_state1_y_state2_failure.mp4")) == ("x_state1_y", 2)
