@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,13 @@ import numpy as np
 
 from rlvla.commands.custom_modules import words_for_later_commands
 from rlvla.data.demonstrations import STATISTICS_FILE, Demonstrations
-from rlvla.data.lerobot import DATASET_CAMERA_HELP, is_lerobot
+from rlvla.data.lerobot import is_lerobot
 from rlvla.data.libero import is_libero
+from rlvla.data.options import AS_RECORDED, ReadOptions
 from rlvla.data.pictures import mean_start, turned
 from rlvla.data.quality import ERROR, LEVELS, NOTE, WARNING, Finding, quality, quality_of_file
 from rlvla.data.reading import (
-    camera_names_of,
+    check_options,
     computed_statistics,
     data_files,
     disagreements,
@@ -47,7 +48,7 @@ _WARNINGS = 4  # lines in front of training
 
 
 @dataclass(frozen=True)
-class CheckDemosConfig:
+class CheckDemosConfig(ReadOptions):
     """Demonstrations to check, and outputs."""
 
     demos: tuple[str, ...] = arg(
@@ -62,7 +63,6 @@ class CheckDemosConfig:
         writes="folder",
     )
     cameras: tuple[str, ...] = arg((), "cameras to look at (default: all)", metavar="NAME")
-    dataset_camera: tuple[str, ...] = arg((), DATASET_CAMERA_HELP, action="append", metavar="NAME=FEATURE")
     replay: int = arg(
         4,
         "episodes whose actions are executed again, where suite and initial states are known; 0: none",
@@ -131,7 +131,8 @@ def run_check_demos(config: CheckDemosConfig) -> Check:
     if problems:
         raise ConfigError(problems)
     paths = data_files(list(dict.fromkeys(config.demos)))
-    check = _read(paths, config.cameras, camera_names_of(config.dataset_camera, paths))
+    check_options(config, paths)
+    check = _read(paths, config.cameras, config)
     if check.parts:
         _look(check)
         check.findings += _replay(check, config.replay)
@@ -148,12 +149,12 @@ def run_check_demos(config: CheckDemosConfig) -> Check:
     return check
 
 
-def _read(paths: Sequence[str], cameras: Sequence[str], camera_names: Mapping[str, str]) -> Check:
+def _read(paths: Sequence[str], cameras: Sequence[str], options: ReadOptions) -> Check:
     check = Check()
     with progress_bar(len(paths), "reading") as bar:
         for path in paths:
             try:
-                check.parts.append(read_demonstrations(path, cameras or None, camera_names))
+                check.parts.append(read_demonstrations(path, cameras or None, options))
                 check.paths.append(path)
             except DataError as error:
                 check.findings += _grouped(path, error)
@@ -394,14 +395,13 @@ def _some(names: Sequence[str], what: str = "") -> str:
     return ", ".join(names[:_NAMED]) + more
 
 
-def warn_of(demos: Demonstrations, paths: Sequence[str], dataset_camera: Sequence[str] = ()) -> list[Finding]:
+def warn_of(demos: Demonstrations, paths: Sequence[str], options: ReadOptions = AS_RECORDED) -> list[Finding]:
     """The quick part of the check, before training: a few lines of warnings."""
     findings = [f for f in quality(demos, task_of(demos), every_picture=False) if f.level != NOTE]
     for finding in findings[:_WARNINGS]:
         log.warning("demonstrations: %s", finding.text)
     if findings:
         more = f"{len(findings) - _WARNINGS} more; " if len(findings) > _WARNINGS else ""
-        flags = [word for entry in dataset_camera for word in ("--dataset_camera", entry)]
-        arguments = " ".join(map(shlex.quote, [*paths, *flags])) + words_for_later_commands()
+        arguments = " ".join(map(shlex.quote, [*paths, *options.words()])) + words_for_later_commands()
         log.warning("demonstrations: %ssee python cli/check_demos.py %s", more, arguments)
     return findings

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from rlvla.data.demonstrations import UNKNOWN_STATE, Demonstrations
-from rlvla.data.lerobot import DATASET_CAMERA_HELP
 from rlvla.data.lerobot_writing import write_lerobot
+from rlvla.data.options import ReadOptions
 from rlvla.data.reading import control_frequency, data_files, joined, read_parts
 from rlvla.data.replayed_episodes import with_every_step
 from rlvla.data.robomimic import DemonstrationWriter
@@ -23,7 +23,7 @@ FORMATS = ("hdf5", "lerobot-v3.0")
 
 
 @dataclass(frozen=True)
-class ConvertConfig:
+class ConvertConfig(ReadOptions):
     """Datasets to convert, and the format of the result."""
 
     demos: tuple[str, ...] = arg(
@@ -34,7 +34,6 @@ class ConvertConfig:
     output: str = arg("runs/converted", "folder of the new dataset", metavar="DIR", writes="folder")
     format: str = arg("lerobot-v3.0", "format of the new dataset", choices=FORMATS)
     cameras: tuple[str, ...] = arg((), "cameras to keep, in this order (default: all)", metavar="NAME")
-    dataset_camera: tuple[str, ...] = arg((), DATASET_CAMERA_HELP, action="append", metavar="NAME=FEATURE")
     control_freq: float | None = arg(
         None,
         "environment steps per second, the fps of lerobot (default: as recorded, else the task's)",
@@ -57,7 +56,7 @@ def run_convert(config: ConvertConfig) -> Path:
             require(module, extra="lerobot")
     demos, parts = None, []
     try:
-        parts = read_parts(config.demos, config.cameras or None, dataset_camera=config.dataset_camera)
+        parts = read_parts(config.demos, config.cameras or None, options=config)
         demos = joined(parts)
     except ConfigError as error:
         problems += [p if p.flag else p.of_flag("demos") for p in error.problems]

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlvla.checkpoints.policy_folder import recorded_environment
+from rlvla.commands.new_models import not_square_problems
 from rlvla.commands.setup import CheckedRun
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.replayed_episodes import recorded_env
 from rlvla.envs.config import EnvConfig
+from rlvla.envs.pictures import NATIVE
 from rlvla.envs.registry import get_suite
 from rlvla.models.families import check_checkpoint
 from rlvla.models.policy import PolicySpec
@@ -69,6 +71,8 @@ def observation_problems(folder: str | Path, spec: PolicySpec, shown: Observatio
     elif trained != cameras and trained and of_suite:
         before = ", ".join(trained)
         add("cameras", f"was trained on the camera(s) {before}, and would be shown {names}; train one on these")
+    if shown.env.image_fit == NATIVE and not spec.keeps_aspect_ratio:
+        add("image_size", f"takes square images; --image_fit {NATIVE} keeps the camera's shape")
     size = shown.env.image_size or suite.default_image_size
     if spec.image_size not in (None, size):
         add("image_size", f"takes images of {spec.image_size} pixels; these have {size}")
@@ -163,13 +167,15 @@ def mismatch_with_policy(demos: Demonstrations, path: str, spec: PolicySpec, fol
     def add(reason: str, text: str) -> None:
         problems.append(Problem("demos", reason, text))
 
-    cameras, size = demos.images[0].shape[1:3]
+    cameras, size = demos.images[0].shape[1], demos.image_shape[0]
     dims = demos.actions[0].shape[1]
     if dims != spec.action_dim:
         add("action_dims", f"{path} has {dims} action dimensions; {folder} predicts {spec.action_dim}")
     if spec.cameras not in (None, cameras):
         add("cameras", f"{path} has {cameras} camera(s); {folder} takes {spec.cameras}; choose with --cameras")
-    if spec.image_size not in (None, size):
+    if not spec.keeps_aspect_ratio and (wrong := not_square_problems(demos, path, folder)):
+        problems += wrong
+    elif spec.image_size not in (None, size):
         add("image_size", f"{path} has images of {size} pixels; {folder} takes {spec.image_size}")
     if spec.proprio_dim and demos.proprio is None:
         add("no_proprio", f"{folder} takes proprioception, which {path} does not hold")

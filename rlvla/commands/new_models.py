@@ -132,7 +132,7 @@ def lerobot_facts(demos: Demonstrations, run: SupervisedRunConfig, sizes: NewMod
         statistics=demos.statistics[key],
         unnorm_key=key,
         cameras=tuple(run.cameras or demos.env_args["cameras"]),
-        image_size=demos.images[0].shape[2],
+        image_shape=demos.image_shape,
         chunk_len=_chunk(sizes, demos),
         state_dim=proprio[0].shape[1],
         action_dim=demos.actions[0].shape[1],
@@ -183,6 +183,7 @@ def _normalization(actions: Mapping[str, Any]) -> str:
 def _compact_problems(run: SupervisedRunConfig, sizes: NewModelConfig, demos: Demonstrations | None) -> list[Problem]:
     has_std = "action_std" in HEADS.attribute(sizes.compact_head, "settings")
     problems = [] if has_std else _std_problems(run, "--compact_head gaussian")
+    problems += not_square_problems(demos, " ".join(run.demos), "a compact policy")
     if demos is not None and not problems:
         problems += [Problem(None, "out_of_range", text) for text in _compact_config(demos, run, sizes).problems()]
     return problems
@@ -204,10 +205,20 @@ def _tiny_problems(run: SupervisedRunConfig, tiny: NewModelConfig, demos: Demons
         yield Problem("action_chunk_len", "contradiction", text)
     if variant != REGRESSION:
         yield from _std_problems(run, f"--model_variant {REGRESSION}")
+    yield from not_square_problems(demos, " ".join(run.demos), "a tiny policy on action tokens")
     pixels = 0 if demos is None else demos.images[0].shape[2]
     if patch > 0 and pixels % patch:
         text = f"--tiny_patch_size {patch} must divide the image size {pixels}"
         yield Problem("tiny_patch_size", "not_divisible", text)
+
+
+def not_square_problems(demos: Demonstrations | None, path: str, policy: str) -> list[Problem]:
+    """Images that are not square, of a policy that does not pad them."""
+    if demos is None or len(set(demos.image_shape)) == 1:
+        return []
+    shape = "{}x{}".format(*demos.image_shape)
+    text = f"{path} has images of {shape} pixels, and {policy} reads squares"
+    return [Problem("demos", "image_size", f"{text}: give --image_size N --image_fit crop, pad or stretch")]
 
 
 def _std_problems(run: SupervisedRunConfig, needed: str) -> list[Problem]:

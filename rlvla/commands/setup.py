@@ -13,6 +13,7 @@ from typing import Any
 from rlvla.checkpoints.policy_folder import MACHINE_STATE, learned_states, recorded_environment
 from rlvla.envs.base import Observation, TaskSpec
 from rlvla.envs.config import EnvConfig, ResolvedEnv, SplitConfig, resolve_env
+from rlvla.envs.pictures import NATIVE
 from rlvla.envs.registry import get_suite
 from rlvla.envs.workers.answer_checks import AnswerChecker
 from rlvla.envs.workers.config import WorkerConfig, start_pool
@@ -191,6 +192,9 @@ def _contradictions(
         takes = "takes" if spec.proprio_dim else "does not take"
         text = f"--use_proprio: the checkpoint {takes} proprioception; leave the flag out or agree with it"
         yield Problem("use_proprio", "mismatch", text)
+    if env.image_fit == NATIVE and not spec.keeps_aspect_ratio:
+        text = f"--image_fit {NATIVE}: the checkpoint takes square images; take crop, pad or stretch"
+        yield Problem("image_fit", "mismatch", text)
     size = env.image_size or get_suite(env.suite).default_image_size
     if spec.image_size not in (None, size):
         text = f"--image_size {size}: the checkpoint takes {spec.image_size} pixels"

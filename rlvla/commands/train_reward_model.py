@@ -50,7 +50,7 @@ def run_reward_model(
     problems += _pair_problems(config, launched_world_size())
     demos = None
     try:
-        demos = read_outcomes(run.demos, run.cameras or None, run.dataset_camera)
+        demos = read_outcomes(run.demos, run.cameras or None, run)
         problems += _data_problems(demos, config, run)
         env = EnvConfig().completed(demos.env_args)
         problems += heldout_problems(run.heldout_tasks, env, (), demos.states_learned_from, " ".join(run.demos))

@@ -86,7 +86,7 @@ def run_sft(
         problems.append(Problem("ema_decay", "contradiction", text))
     demos = None
     try:
-        demos = read_several(run.demos, run.cameras or None, dataset_camera=run.dataset_camera)
+        demos = read_several(run.demos, run.cameras or None, options=run)
         if demos.num_rows < launched_world_size():
             shared = f"{demos.num_rows} decisions cannot be shared by {launched_world_size()} ranks"
             text = f"--demos {' '.join(run.demos)}: {shared}; use fewer ranks or more demonstrations"
@@ -112,7 +112,7 @@ def run_sft(
     if problems or demos is None:
         raise ConfigError(problems)
     if launched_rank() == 0:
-        warn_of(demos, run.demos, run.dataset_camera)
+        warn_of(demos, run.demos, run)
         _warn_of_another_suite(demos, run.pretrain)
     if run.dry_run:
         if launched_rank() == 0:
@@ -220,7 +220,7 @@ def _next_command(
 
 def _environment_flags(demos: Demonstrations) -> list[str]:
     """The flags of the environment of the demonstrations; those at their default are left out."""
-    size = {"image_size": demos.images[0].shape[2], "use_proprio": demos.proprio is not None}
+    size = {"image_size": demos.image_shape[0], "use_proprio": demos.proprio is not None}
     env = EnvConfig().completed(demos.env_args | size)
     options = get_suite(env.suite).options
     defaults = {"use_proprio": False} | {name: f.default for name, f in (own_flags(options) if options else {}).items()}
@@ -252,7 +252,7 @@ def _episodes(
         with suppress(ConfigError):  # reported with the checkpoint
             reads_proprio = bool(check_checkpoint(run.pretrain, run.unnorm_key).spec.proprio_dim)
     inputs = {"cameras": list(run.cameras or demos.env_args["cameras"]), "use_proprio": reads_proprio}
-    inputs["image_size"] = demos.images[0].shape[2]
+    inputs["image_size"] = demos.env_args.get("image_size") or demos.image_shape[0]
     env = replace(EnvConfig().completed(demos.env_args | inputs), env_python=validation.env_python)
     try:
         tasks = env.tasks()

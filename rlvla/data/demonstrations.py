@@ -141,6 +141,12 @@ class Demonstrations:
         return ranges + [LearnedStates(suite, task_id, 0, 0) for task_id in self.env_args.get("task_ids") or (None,)]
 
     @property
+    def image_shape(self) -> tuple[int, int]:
+        """Height and width of the images in pixels."""
+        height, width = self.images[0].shape[2:4]
+        return height, width
+
+    @property
     def image_bytes(self) -> int:
         """Size of all images in bytes."""
         return sum(images.nbytes for images in self.images)

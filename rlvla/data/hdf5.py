@@ -13,6 +13,7 @@ import h5py
 import numpy as np
 
 from rlvla.data.validation import StoredArray, StoredEpisode, StoredValue, too_large
+from rlvla.envs.pictures import ImageFit
 from rlvla.utils.budgets import over_expansion
 
 _EPISODE = re.compile(r"demo_(\d+)")
@@ -106,21 +107,30 @@ def episode_groups(file: h5py.File, problems: list[str]) -> list[tuple[str, h5py
     return [numbered[number] for number in sorted(numbered)]
 
 
+def filters_of(file: h5py.File) -> dict[str, list[str]]:
+    """The lists of episodes `mask/<name>` of robomimic; without those that `episode_groups` refuses."""
+    filters = member(file, "mask")
+    lists = {name: member(filters, name) for name in filters} if isinstance(filters, h5py.Group) else {}
+    return {
+        name: [item.decode(errors="replace") if isinstance(item, bytes) else str(item) for item in listed[:]]
+        for name, listed in lists.items()
+        if not _list_problem(listed)
+    }
+
+
+def _list_problem(listed: Any) -> str | None:
+    if not isinstance(listed, h5py.Dataset) or listed.ndim != 1 or listed.dtype.kind not in "OS":
+        return "is not a list of names"
+    return too_large(listed)
+
+
 def _filter_problems(file: h5py.File, episodes: set[str]) -> list[str]:
     """Filters of robomimic (lists of episode names, for training or validation) that do not fit the episodes."""
     filters = member(file, "mask")
     if not isinstance(filters, h5py.Group):
         return []
-    problems = []
-    for name in filters:
-        listed = member(filters, name)
-        if not isinstance(listed, h5py.Dataset) or listed.ndim != 1 or listed.dtype.kind not in "OS":
-            problems.append(f"mask/{name} is not a list of names")
-            continue
-        if too_large(listed):
-            problems.append(f"mask/{name} {too_large(listed)}")
-            continue
-        names = [item.decode(errors="replace") if isinstance(item, bytes) else str(item) for item in listed[:]]
+    problems = [f"mask/{name} {text}" for name in filters if (text := _list_problem(member(filters, name)))]
+    for name, names in filters_of(file).items():
         missing = sorted(set(names) - episodes)
         if missing:
             more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
@@ -130,15 +140,15 @@ def _filter_problems(file: h5py.File, episodes: set[str]) -> list[str]:
     return problems
 
 
-def read_stored_images(stored: Sequence[h5py.Dataset], out: np.ndarray) -> np.ndarray:
+def read_stored_images(stored: Sequence[h5py.Dataset], out: np.ndarray, fit: ImageFit | None = None) -> np.ndarray:
     """Read the images of an episode and close their datasets, each of which keeps a cache of megabytes until then.
 
-    `stored` are images [S + R, H, W, 3] of each of N cameras. The first S go to `out` [S, N, H, W, 3], the last R are
-    returned, [R, N, H, W, 3].
+    `stored` are images [S + R, H, W, 3] of each of N cameras, resized by `fit`. The first S go to `out`
+    [S, N, H, W, 3], the last R are returned, [R, N, H, W, 3].
     """
     rest = []
     for index, dataset in enumerate(stored):
-        pictures = dataset[:]
+        pictures = dataset[:] if fit is None else fit(dataset[:])
         out[:, index] = pictures[: len(out)]
         rest.append(pictures[len(out) :])
     for dataset in stored:

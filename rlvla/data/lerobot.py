@@ -16,13 +16,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from rlvla.data.demonstrations import Demonstrations, dataset_entry, empty_images
 from rlvla.data.lerobot_cache import INFO, cached_dataset
+from rlvla.data.options import AS_RECORDED, IMAGE_PREFIX, ReadOptions
 from rlvla.data.validation import (
     DataError,
     StoredArray,
@@ -33,6 +33,7 @@ from rlvla.data.validation import (
     refuse,
     shortened,
 )
+from rlvla.envs.pictures import ImageFit, image_record
 from rlvla.envs.records import checked_record
 from rlvla.models.dataset_statistics import entry_problems
 from rlvla.utils.budgets import over_expansion, over_memory
@@ -42,12 +43,7 @@ from rlvla.utils.files import is_repo_id
 from rlvla.utils.video import VideoFacts, read_frames, read_video, video_facts
 
 VERSIONS = ("v2.1", "v3.0")
-IMAGE_PREFIX = "observation.images."
 PICTURE_TYPES = ("video", "image")  # dtypes of image features
-DATASET_CAMERA_HELP = (
-    "name of a camera for an image feature of a LeRobot dataset, repeatable (default: the feature's name after "
-    f"`{IMAGE_PREFIX}`, of other features the part after the last dot)"
-)
 STATE, ACTION = "observation.state", "action"
 REWARD, DONE, SUCCESS = "next.reward", "next.done", "next.success"
 # In rollouts written by rlvla: whether image and state of a row are new; other rows repeat those of the last decision.
@@ -88,14 +84,14 @@ def _folder_of(path: str | Path) -> Path | None:
 def read_lerobot(
     folder: str | Path,
     cameras: Sequence[str] | None = None,
-    camera_names: Mapping[str, str] = MappingProxyType({}),
+    options: ReadOptions = AS_RECORDED,
 ) -> Demonstrations:
     """Read a LeRobot dataset.
 
     Args:
         folder: folder of the dataset, or the repository id of one that `cached_dataset` finds.
         cameras: camera names in order; default all with three color channels, sorted.
-        camera_names: image feature -> camera name; default as in `DATASET_CAMERA_HELP`.
+        options: names of the cameras and resizing of the images.
 
     Raises:
         ConfigError: the version is not supported, a camera, feature or file is missing, image sizes differ, a row holds
@@ -109,14 +105,16 @@ def read_lerobot(
         admit(folder)
         info = read_json(folder / INFO, allow_nan=True)
         refuse(folder / INFO, info_problems(info))
-        return _read(folder, name, info, _chosen_cameras(folder, info, cameras, camera_names))
+        return _read(folder, name, info, _chosen_cameras(folder, info, cameras, options.camera_names), options.fit)
     except (OSError, LookupError, ValueError, TypeError, ArithmeticError, MemoryError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{folder} is not a readable LeRobot dataset ({type(error).__name__}: {error})") from error
 
 
-def _read(folder: Path, name: str, info: dict[str, Any], chosen: Mapping[str, str]) -> Demonstrations:
+def _read(
+    folder: Path, name: str, info: dict[str, Any], chosen: Mapping[str, str], fit: ImageFit | None
+) -> Demonstrations:
     """Read the episodes; `chosen` maps cameras, in order, to their features."""
     features, origin = info["features"], checked_record(info.get("rlvla", {}), folder / INFO)
     cameras, keys = list(chosen), list(chosen.values())
@@ -129,12 +127,13 @@ def _read(folder: Path, name: str, info: dict[str, Any], chosen: Mapping[str, st
             if not _has_colors(features[key]) or features[key]["dtype"] not in PICTURE_TYPES
         ],
     )
-    side = _common_side(folder, cameras, [features[key] for key in keys])
-    env_args = {"task_suite_name": name, **origin, "cameras": cameras, "image_size": side}
+    height, width = _common_size(folder, cameras, [features[key] for key in keys], fit)
+    env_args = {"task_suite_name": name, **origin, "cameras": cameras}
+    env_args |= image_record(height, width, fit)
     mask = env_args.pop("action_mask", None)
     files = list((_episode_files_v2 if info["codebase_version"] == "v2.1" else _episode_files_v3)(folder, info))
     episodes = _stored_episodes(files, info, keys, _instructions(folder, info))
-    check_episodes(folder, episodes, listing_problems(files, info), {"pixels": side})
+    check_episodes(folder, episodes, listing_problems(files, info))
     arrays = [episode.arrays for episode in episodes]
     values = [{role: value.value for role, value in episode.values.items()} for episode in episodes]
     counts = [len(episode["actions"].values) for episode in arrays]
@@ -155,7 +154,7 @@ def _read(folder: Path, name: str, info: dict[str, Any], chosen: Mapping[str, st
     return Demonstrations(
         env_args=env_args,
         statistics={str(env_args["task_suite_name"]): entry},
-        images=_read_images(folder, list(zip(files, counts, rows_with_images)), info, keys, side),
+        images=_read_images(folder, list(zip(files, counts, rows_with_images)), info, keys, fit),
         proprio=proprio,
         actions=actions,
         instructions=[value["instruction"] for value in values],
@@ -239,18 +238,20 @@ def _camera_features(folder: Path, features: Mapping[str, Any], camera_names: Ma
     return cameras
 
 
-def _common_side(folder: Path, cameras: Sequence[str], features: Sequence[dict[str, Any]]) -> int:
-    """Side of the square images of all cameras in pixels; ConfigError if they differ or are not square."""
+def _common_size(
+    folder: Path, cameras: Sequence[str], features: Sequence[dict[str, Any]], fit: ImageFit | None
+) -> tuple[int, int]:
+    """(height, width) of the images of all cameras in pixels; ConfigError if they differ and are not resized."""
+    if fit is not None:
+        return fit.size, fit.size
     sizes = set(map(_picture_size, features))
     if len(sizes) > 1:
         listed = ", ".join(f"{height}x{width}" for height, width in sorted(sizes))
-        raise ConfigError(f"{folder}: the cameras {', '.join(cameras)} have images of different sizes: {listed}")
-    height, width = sizes.pop()
-    if height != width:
         raise ConfigError(
-            f"{folder} has images of {height}x{width} pixels; policies take square ones: crop or resize the dataset"
+            f"{folder}: the cameras {', '.join(cameras)} have images of different sizes: {listed}; make them equal "
+            "with --image_size N --image_fit crop, pad or stretch, or choose with --cameras"
         )
-    return height
+    return sizes.pop()
 
 
 @dataclass(frozen=True)
@@ -433,7 +434,7 @@ def _stored_episodes(
             except ValueError as error:
                 episode.problems.append(str(error))
                 continue
-            episode.arrays[key] = StoredArray(key, frames, ("steps", "pixels", "pixels", 3), "images")
+            episode.arrays[key] = StoredArray(key, frames, ("steps", *size, 3), "images")
     return episodes
 
 
@@ -687,9 +688,9 @@ def _read_images(
     episodes: Sequence[tuple[EpisodeFiles, int, np.ndarray]],
     info: Mapping[str, Any],
     cameras: Sequence[str],
-    side: int,
+    fit: ImageFit | None,
 ) -> list[np.ndarray]:
-    """Per episode the images [S, N, H, W, 3] uint8.
+    """Per episode the images [S, N, H, W, 3] uint8, resized by `fit`.
 
     `episodes` holds the files of each episode, its number of rows, and the rows [S] with images.
 
@@ -697,21 +698,23 @@ def _read_images(
         DataError: images are missing, cannot be decoded, or have another size or mode than the features say.
     """
     features, fps = info["features"], float(info["fps"])
-    images = empty_images([len(rows) for *_, rows in episodes], (len(cameras), side, side, 3))
+    sizes = {key: _picture_size(features[key]) for key in cameras}
+    shape = sizes[cameras[0]] if fit is None else (fit.size, fit.size)
+    images = empty_images([len(rows) for *_, rows in episodes], (len(cameras), *shape, 3))
     problems = []
     for (files, count, rows), of_episode in zip(episodes, images):
         for index, key in enumerate(cameras):
             try:
                 video = features[key]["dtype"] == "video"
-                frames = _decoded(files, key, count, side, fps) if video else _embedded(files, key, side)
-                of_episode[:, index] = frames[rows]
+                frames = _decoded(files, key, count, sizes[key], fps) if video else _embedded(files, key, sizes[key])
+                of_episode[:, index] = frames[rows] if fit is None else fit(frames[rows])
             except (OSError, ValueError, LookupError, TypeError) as error:
                 problems.append(f"{files.name}: {key}: {error}")
     refuse(folder, problems)
     return images
 
 
-def _decoded(files: EpisodeFiles, key: str, count: int, side: int, fps: float) -> np.ndarray:
+def _decoded(files: EpisodeFiles, key: str, count: int, size: tuple[int, int], fps: float) -> np.ndarray:
     path, start, end = files.videos[key]
     if end is None:
         frames = read_video(path, most=count + 1)
@@ -720,17 +723,17 @@ def _decoded(files: EpisodeFiles, key: str, count: int, side: int, fps: float) -
             raise ValueError(f"the video has {number}; expected {count}, one for each row")
     else:
         frames = read_frames(path, start + np.arange(count) / fps, _HALF_A_FRAME / fps * _ROUNDING)
-    return frames[:, :side, :side]
+    return frames[:, : size[0], : size[1]]
 
 
-def _embedded(files: EpisodeFiles, key: str, side: int) -> np.ndarray:
+def _embedded(files: EpisodeFiles, key: str, size: tuple[int, int]) -> np.ndarray:
     """Images [rows, H, W, 3] that the rows of an episode hold as encoded files."""
     table = read_parquet(files.data, [key, _FRAME, _EPISODE], episode=files.index)
     cells = table.sort_by(_FRAME).column(key).to_pylist()
-    return np.stack([_picture(cell, row, side) for row, cell in enumerate(cells)])
+    return np.stack([_picture(cell, row, size) for row, cell in enumerate(cells)])
 
 
-def _picture(cell: Any, row: int, side: int) -> np.ndarray:
+def _picture(cell: Any, row: int, size: tuple[int, int]) -> np.ndarray:
     from PIL import Image, UnidentifiedImageError
 
     content = cell.get("bytes") if isinstance(cell, dict) else None
@@ -742,9 +745,9 @@ def _picture(cell: Any, row: int, side: int) -> np.ndarray:
         raise ValueError(f"row {row} holds no image in a known format") from None
     except Exception as error:  # Pillow's errors have no common class
         raise ValueError(f"the image in row {row} cannot be opened ({error})") from error
-    if image.mode != "RGB" or image.size != (side, side):
+    if image.mode != "RGB" or (image.height, image.width) != size:
         shown = f"{image.height}x{image.width} pixels of mode {image.mode}"
-        raise ValueError(f"the image in row {row} has {shown}; expected {side}x{side} of mode RGB")
+        raise ValueError(f"the image in row {row} has {shown}; expected {size[0]}x{size[1]} of mode RGB")
     try:
         return np.asarray(image)
     except Exception as error:

@@ -25,6 +25,7 @@ from rlvla.data.hdf5 import UNREADABLE, episode_groups, hdf5_episode, member, op
 from rlvla.data.validation import StoredArray, StoredEpisode, check_episodes, refuse
 from rlvla.envs.libero import install as libero_install
 from rlvla.envs.libero.env import instruction_of
+from rlvla.envs.pictures import ImageFit
 from rlvla.utils.data_files import admit
 from rlvla.utils.errors import ConfigError
 
@@ -67,7 +68,7 @@ def _files_by_task(path: Path) -> list[tuple[str, int, Path]]:
     return sorted(by_task)
 
 
-def read_libero(path: Path, cameras: Sequence[str] | None) -> Demonstrations:
+def read_libero(path: Path, cameras: Sequence[str] | None, fit: ImageFit | None = None) -> Demonstrations:
     """Read the episodes of all files; without initial states, since LIBERO's evaluations use others.
 
     Row j holds the observation before action j. If the files store the observation after each action, the first action
@@ -76,6 +77,7 @@ def read_libero(path: Path, cameras: Sequence[str] | None) -> Demonstrations:
     Args:
         path: a folder of files, or one file.
         cameras: names from `IMAGES` in order; default `agentview`.
+        fit: resizing of the images.
 
     Raises:
         ConfigError: missing files or episodes, unknown cameras, or another layout.
@@ -90,7 +92,7 @@ def read_libero(path: Path, cameras: Sequence[str] | None) -> Demonstrations:
         episodes = _checked_episodes(path, [file for _, _, file in files], cameras, stack)
         for (_, _, file), of_file in zip(files, episodes):
             try:
-                _add_episodes(of_file, instruction_of(file.name.removesuffix(SUFFIX)), cameras, columns)
+                _add_episodes(of_file, instruction_of(file.name.removesuffix(SUFFIX)), cameras, columns, fit)
             except UNREADABLE as error:
                 raise ConfigError(f"{file} is not a readable file of LIBERO demonstrations ({error})") from error
     if len(columns["last_images"]) < len(columns["images"]):  # some files store the observation before the action
@@ -100,6 +102,7 @@ def read_libero(path: Path, cameras: Sequence[str] | None) -> Demonstrations:
         "task_ids": [task_id for _, task_id, _ in files],
         "cameras": cameras,
         "image_size": int(columns["images"][0].shape[2]),
+        **({} if fit is None else {"image_fit": fit.how}),
     }
     statistics = {files[0][0]: dataset_entry(columns["actions"], columns["proprio"], [GRIPPER_DIM])}
     return Demonstrations(env_args=env_args, statistics=statistics, init_states=[], **columns)
@@ -145,14 +148,19 @@ def _stored_episode(name: str, group: h5py.Group, cameras: Sequence[str], file: 
 
 
 def _add_episodes(
-    episodes: Sequence[StoredEpisode], instruction: str, cameras: Sequence[str], columns: defaultdict[str, Any]
+    episodes: Sequence[StoredEpisode],
+    instruction: str,
+    cameras: Sequence[str],
+    columns: defaultdict[str, Any],
+    fit: ImageFit | None,
 ) -> None:
     observed_after = _observed_after_actions(episodes)
     stored = [[episode.arrays[camera].array for camera in cameras] for episode in episodes]
     lengths = [len(first) - (1 if observed_after else 0) for first, *_ in stored]
-    outputs = empty_images(lengths, (len(cameras), *stored[0][0].shape[1:]))
+    shape = stored[0][0].shape[1:] if fit is None else (fit.size, fit.size, 3)
+    outputs = empty_images(lengths, (len(cameras), *shape))
     for episode, datasets, images in zip(episodes, stored, outputs):
-        final = read_stored_images(datasets, images)
+        final = read_stored_images(datasets, images, fit)
         proprio = np.concatenate([episode.arrays[f"obs/{name}"].values for name in PROPRIO], axis=1).astype(np.float32)
         actions = episode.arrays["actions"].values.astype(np.float32)
         if observed_after:

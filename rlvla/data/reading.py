@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,6 +15,7 @@ from rlvla.data.lerobot import is_lerobot, read_lerobot
 from rlvla.data.lerobot_cache import cache_folders
 from rlvla.data.libero import SUFFIX as LIBERO_SUFFIX
 from rlvla.data.libero import is_libero, read_libero
+from rlvla.data.options import AS_RECORDED, ReadOptions
 from rlvla.data.robomimic import read_episodes
 from rlvla.data.validation import camera_problems, refuse
 from rlvla.envs.base import TaskSpec
@@ -33,7 +33,7 @@ _HDF5 = (".hdf5", ".h5")
 def read_demonstrations(
     path: str | Path,
     cameras: Sequence[str] | None = None,
-    camera_names: Mapping[str, str] = MappingProxyType({}),
+    options: ReadOptions = AS_RECORDED,
 ) -> Demonstrations:
     """Read a file written by `DemonstrationWriter`, a LeRobot dataset, or LIBERO demonstrations (`*_demo.hdf5`).
 
@@ -43,7 +43,7 @@ def read_demonstrations(
         path: an HDF5 file; a folder with a LeRobot dataset, LIBERO files, or other HDF5 files, which are read as one
             dataset; or the repository id of a LeRobot dataset in a cache of this machine.
         cameras: camera names in order; default all cameras of the file.
-        camera_names: image feature of a LeRobot dataset -> camera name, see `read_lerobot`.
+        options: resizing of the images, and the flags of single formats.
 
     Raises:
         ConfigError: the file is missing, it has another format, it lacks a camera, or its episodes do not fit together
@@ -53,12 +53,12 @@ def read_demonstrations(
     if cameras:
         refuse(path, camera_problems(cameras, "--cameras"))
     if is_lerobot(path):
-        return read_lerobot(path, cameras, camera_names)
+        return read_lerobot(path, cameras, options)
     files = data_files([path])
     if files != [str(path)]:
-        return read_several(files, cameras)
+        return read_several(files, cameras, options=options)
     if path.exists() and is_libero(path):
-        return read_libero(path, cameras)
+        return read_libero(path, cameras, options.fit)
     if not path.is_file():
         text = f"{path} does not exist; make it with cli/collect_demos.py"
         raise ConfigError.of(None, "missing_file", text + not_cached(path))
@@ -67,7 +67,7 @@ def read_demonstrations(
         with opened(path) as file:
             # Numbers that are not finite are reported by their keys.
             recorded = read_json(inside(path.parent, beside.name), allow_nan=True) if beside.is_file() else None
-            demos = read_episodes(file, path, recorded, cameras)
+            demos = read_episodes(file, path, recorded, cameras, options)
             return demos if recorded is not None else replace(demos, statistics=computed_statistics([demos]))
     except UNREADABLE as error:
         if isinstance(error, ConfigError):
@@ -85,29 +85,24 @@ def not_cached(path: str | Path) -> str:
     return f". No LeRobot dataset of this name is in {places} either; nothing is downloaded, but `{fetch}` does that"
 
 
-def camera_names_of(dataset_camera: Sequence[str], paths: Sequence[str]) -> dict[str, str]:
-    """Image feature -> camera name, from entries `NAME=FEATURE` of the flag.
+def check_options(options: ReadOptions, paths: Sequence[str]) -> None:
+    """Refuse options that are malformed or that no path reads.
 
     Raises:
-        ConfigError: an entry has another form, a feature is named twice, or no path is a LeRobot dataset.
+        ConfigError: options of a format that no path has; or as `CameraNames.camera_names`.
     """
-    names: dict[str, str] = {}
     problems = []
-    for entry in dataset_camera:
-        camera, _, feature = entry.partition("=")
-        if not camera or not feature:
-            text = f"--dataset_camera {entry}: write NAME=FEATURE, e.g. top=observation.image"
-            problems.append(Problem("dataset_camera", "invalid_value", text))
-        elif feature in names:
-            text = f"--dataset_camera names the feature {feature} twice"
-            problems.append(Problem("dataset_camera", "duplicate", text))
-        names[feature] = camera
-    if names and not any(map(is_lerobot, paths)):
+    if options.camera_names and not any(map(is_lerobot, paths)):
         text = "--dataset_camera names features of LeRobot datasets, and the data hold none; leave it out"
         problems.append(Problem("dataset_camera", "no_effect", text))
+    if all(is_lerobot(path) or is_libero(Path(path)) for path in paths):
+        problems += [
+            Problem(name, "no_effect", f"--{name} is for HDF5 files in robomimic's layout, of which there are none")
+            for name in ("proprio_keys", "instruction", "filter_key")
+            if getattr(options, name)
+        ]
     if problems:
         raise ConfigError(problems)
-    return names
 
 
 def data_files(paths: Sequence[str | Path]) -> list[str]:
@@ -166,19 +161,19 @@ def read_several(
     paths: Sequence[str],
     cameras: Sequence[str] | None = None,
     *,
-    dataset_camera: Sequence[str] = (),
+    options: ReadOptions = AS_RECORDED,
     same: Sequence[str] = (),
     prepared: Callable[[Demonstrations], Demonstrations] = lambda demos: demos,
 ) -> Demonstrations:
     """Read one or more files as one dataset: `read_parts`, then `joined`."""
-    return joined(read_parts(paths, cameras, dataset_camera=dataset_camera, same=same, prepared=prepared))
+    return joined(read_parts(paths, cameras, options=options, same=same, prepared=prepared))
 
 
 def read_parts(
     paths: Sequence[str],
     cameras: Sequence[str] | None = None,
     *,
-    dataset_camera: Sequence[str] = (),
+    options: ReadOptions = AS_RECORDED,
     same: Sequence[str] = (),
     prepared: Callable[[Demonstrations], Demonstrations] = lambda demos: demos,
 ) -> list[Demonstrations]:
@@ -187,7 +182,7 @@ def read_parts(
     Args:
         paths: files or folders that `read_demonstrations` can read; see `data_files` for folders.
         cameras: camera names in order; default all cameras of the first file.
-        dataset_camera: entries `NAME=FEATURE` of the flag, see `camera_names_of`.
+        options: see `read_demonstrations`.
         same: further entries of `env_args` that must agree.
         prepared: applied to each file before the files are compared.
 
@@ -201,10 +196,10 @@ def read_parts(
     if not paths:
         problems.append(Problem("demos", "too_few", "--demos names no file"))
     datasets: list[Demonstrations] = []
-    camera_names = camera_names_of(dataset_camera, paths)
+    check_options(options, paths)
     for path in paths:
         try:
-            datasets.append(prepared(read_demonstrations(path, cameras, camera_names)))
+            datasets.append(prepared(read_demonstrations(path, cameras, options)))
         except ConfigError as error:
             problems += error.problems
     if not problems and len(datasets) > 1:
@@ -319,6 +314,8 @@ def _differences(first: Demonstrations, other: Demonstrations, same: Sequence[st
     pairs.append(("having proprio", first.proprio is not None, other.proprio is not None))
     if first.proprio and other.proprio:
         pairs.append(("the number of proprio values", first.proprio[0].shape[1], other.proprio[0].shape[1]))
-    pairs.append(("the shape of an observation", first.images[0].shape[1:], other.images[0].shape[1:]))
+    shapes = [demos.images[0].shape[1:] for demos in (first, other)]
+    resized = shapes[0][0] == shapes[1][0]
+    pairs.append((f"the shape of an observation{' (--image_size makes them equal)' * resized}", shapes[0], shapes[1]))
     pairs.append(("the number of action dimensions", first.actions[0].shape[1], other.actions[0].shape[1]))
     return [(name, value, different) for name, value, different in pairs if value != different]

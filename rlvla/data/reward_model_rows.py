@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from rlvla.data.demonstrations import UNKNOWN_STATE, Demonstrations, split_by_state
+from rlvla.data.options import AS_RECORDED, ReadOptions
 from rlvla.data.reading import SUITE, read_several
 from rlvla.experience import Experience
 from rlvla.models.value_models import RewardModel
@@ -21,7 +22,7 @@ _EARLY = 0.5  # in the first half of a successful episode, frames are labeled as
 
 
 def read_outcomes(
-    paths: Sequence[str], cameras: Sequence[str] | None = None, dataset_camera: Sequence[str] = ()
+    paths: Sequence[str], cameras: Sequence[str] | None = None, options: ReadOptions = AS_RECORDED
 ) -> Demonstrations:
     """Read one or more files of episodes as one dataset.
 
@@ -31,7 +32,7 @@ def read_outcomes(
     Raises:
         ConfigError: as `read_parts`; also if the files differ in suite or rendering.
     """
-    return read_several(paths, cameras, dataset_camera=dataset_camera, same=_SAME, prepared=_with_last_frames)
+    return read_several(paths, cameras, options=options, same=_SAME, prepared=_with_last_frames)
 
 
 def _with_last_frames(demos: Demonstrations) -> Demonstrations:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,33 @@ import h5py
 import numpy as np
 
 from rlvla.data.demonstrations import STATISTICS_FILE, Demonstrations, dataset_entry, empty_images
-from rlvla.data.hdf5 import attribute, episode_groups, hdf5_episode, member, opened, read_stored_images
+from rlvla.data.hdf5 import (
+    attribute,
+    episode_groups,
+    filters_of,
+    hdf5_episode,
+    member,
+    opened,
+    read_stored_images,
+)
+from rlvla.data.options import AS_RECORDED, ReadOptions
 from rlvla.data.validation import StoredArray, StoredEpisode, StoredValue, camera_problems, check_episodes, refuse
+from rlvla.envs.base import TaskSpec
+from rlvla.envs.pictures import ImageFit, image_record
 from rlvla.envs.records import checked_record
+from rlvla.envs.registry import list_tasks
+from rlvla.envs.robosuite.env import CAMERAS as ROBOSUITE_CAMERAS
 from rlvla.models.dataset_statistics import statistics_problems
 from rlvla.utils.data_files import parse_json
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.files import write_json
 from rlvla.utils.signals import interrupts_deferred
+from rlvla.utils.terminal import log
 
 LAST_OBS, REWARDS = "rollout/last_obs", "rollout/rewards"
-_PIXELS = "pixels"
+_IMAGE = "_image"  # ends the names of images in `obs`
+# Proprioception of a file of robomimic by default.
+_PROPRIO = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
 
 
 class DemonstrationWriter:
@@ -112,60 +129,151 @@ class DemonstrationWriter:
             self._temporary.unlink(missing_ok=True)
 
 
+@dataclass(frozen=True)
+class _Layout:
+    """Where a file keeps the observations of its episodes.
+
+    Attributes:
+        env_args: the recorded environment.
+        images: camera -> name in `obs`, in order.
+        proprio: names in `obs` whose values are concatenated.
+        instruction: of all episodes; None: recorded with each.
+        task_id: of all episodes; None: recorded with each.
+        foreign: whether the file was written by robomimic.
+    """
+
+    env_args: dict[str, Any]
+    images: dict[str, str]
+    proprio: tuple[str, ...] = ("proprio",)
+    instruction: str | None = None
+    task_id: int | None = None
+    foreign: bool = False
+
+
 def read_episodes(
-    file: h5py.File, path: Path, statistics: dict[str, Any] | None, cameras: Sequence[str] | None
+    file: h5py.File,
+    path: Path,
+    statistics: dict[str, Any] | None,
+    cameras: Sequence[str] | None,
+    options: ReadOptions = AS_RECORDED,
 ) -> Demonstrations:
-    """Read a file written by `DemonstrationWriter`.
+    """Read a file written by `DemonstrationWriter` or by robomimic.
 
     Args:
         file: the open file.
         path: its path, for messages.
         statistics: content of `dataset_statistics.json`; None leaves the statistics of the result empty.
         cameras: camera names in order; default all cameras of the file.
+        options: selection of episodes, proprioception, instruction and resizing of the images.
 
     Raises:
         ConfigError: arrays or values are missing, or do not fit together; all problems at once.
     """
     problems: list[str] = []
-    groups = episode_groups(file, problems)
-    env_args = _env_args(file, path, problems) if groups else {}
-    control_freq = _control_freq(file, env_args, problems) if groups else None
-    recorded = env_args.get("cameras", [])
-    unknown = [camera for camera in cameras or () if camera not in recorded]
-    if unknown and recorded:
-        problems.append(f"has no camera {', '.join(unknown)}; it has {', '.join(recorded)}")
-    cameras = list(cameras or recorded) if not unknown else []
-    episodes = [_stored_episode(name, group, cameras) for name, group in groups]
-    size = env_args.get("image_size")
-    check_episodes(path, episodes, problems, {_PIXELS: size} if isinstance(size, int) else None)
+    groups = _selected(file, episode_groups(file, problems), options.filter_key, problems)
+    layout = _layout(file, path, groups[0][1], options, problems) if groups else _Layout({}, {})
+    control_freq = _control_freq(file, layout.env_args, problems) if groups else None
+    unknown = [camera for camera in cameras or () if camera not in layout.images]
+    if unknown and layout.images:
+        problems.append(f"has no camera {', '.join(unknown)}; it has {', '.join(layout.images)}")
+    elif cameras:
+        layout = replace(layout, images={camera: layout.images.get(camera, camera) for camera in cameras})
+    cameras, fit = [] if unknown else list(layout.images), options.fit
+    layout = replace(layout, images={camera: layout.images[camera] for camera in cameras})
+    episodes = [_stored_episode(name, group, layout, resized=fit is not None) for name, group in groups]
+    size = layout.env_args.get("image_size")
+    check_episodes(path, episodes, problems, {"height": size, "width": size} if isinstance(size, int) else None)
     arrays = [episode.arrays for episode in episodes]
     values = [{name: value.value for name, value in episode.values.items()} for episode in episodes]
     first = arrays[0]
+    proprio = _recorded(arrays, layout.proprio)
     if statistics is not None:
         dims = {"action": first["actions"].array.shape[1]}
-        dims |= {"proprio": first["proprio"].array.shape[1]} if first["proprio"].array is not None else {}
+        dims |= {"proprio": proprio[0].shape[1]} if proprio is not None else {}
         refuse(path.parent / STATISTICS_FILE, statistics_problems(statistics, dims))
+    rewards = _recorded(arrays, ["rewards"])
+    rewards = None if rewards is None else [reward.astype(np.float32) for reward in rewards]
+    success = None if values[0]["success"] is None else [value["success"] for value in values]
+    if layout.foreign and success is None and rewards and all(np.isin(r, (0, 1)).all() for r in rewards):
+        success = [bool(reward[-1]) for reward in rewards]
+    images = _images(arrays, cameras, fit)
+    height, width = images[0].shape[2:4]
+    recorded = image_record(height, width, fit) if fit is not None or layout.foreign else {}
     return Demonstrations(
-        env_args=env_args | {"cameras": cameras},
+        env_args=layout.env_args | {"cameras": cameras} | recorded,
         statistics=statistics or {},
-        images=_images(arrays, cameras),
-        proprio=_recorded(arrays, "proprio"),
-        actions=[episode["actions"].values for episode in arrays],
+        images=images,
+        proprio=proprio,
+        actions=[episode["actions"].values.astype(np.float32, copy=False) for episode in arrays],
         instructions=[value["instruction"] for value in values],
-        success=[value["success"] is not False for value in values],
+        success=success or [True] * len(episodes),
         init_states=[(value["task_id"], value["init_state_id"]) for value in values],
-        decision_steps=_recorded(arrays, "decision_steps"),
-        last_images=[np.stack([episode[f"last image {camera}"].array[:] for camera in cameras]) for episode in arrays]
+        decision_steps=_recorded(arrays, ["decision_steps"]),
+        last_images=[_last_images(episode, cameras, fit) for episode in arrays]
         if first[f"last image {cameras[0]}"].array is not None
         else None,
-        last_proprio=_recorded(arrays, "last_proprio"),
-        rewards=None if (rewards := _recorded(arrays, "rewards")) is None else [r.astype(np.float32) for r in rewards],
+        last_proprio=_recorded(arrays, ["last_proprio"]),
+        rewards=rewards,
         seeds=[value["seed"] for value in values] if values[0]["seed"] is not None else None,
         ranks=[value["rank"] for value in values] if values[0]["rank"] is not None else None,
         control_freq=control_freq,
         names=[episode.name for episode in episodes],
-        success_recorded=values[0]["success"] is not None,
+        success_recorded=success is not None,
     )
+
+
+def _selected(
+    file: h5py.File, groups: list[tuple[str, h5py.Group]], filter_key: str | None, problems: list[str]
+) -> list[tuple[str, h5py.Group]]:
+    """The episodes that the list `mask/<filter_key>` names; all without a key."""
+    if filter_key is None:
+        return groups
+    masks = filters_of(file)
+    if filter_key not in masks:
+        problems.append(f"has no list mask/{filter_key} (--filter_key); it has {', '.join(masks) or 'none'}")
+        return []
+    return [(name, group) for name, group in groups if name in masks[filter_key]]
+
+
+def _layout(file: h5py.File, path: Path, first: h5py.Group, options: ReadOptions, problems: list[str]) -> _Layout:
+    """The layout of a file, from its attributes and the names in its first episode."""
+    env_args = _env_args(file, path, problems)
+    observed = member(first, "obs")
+    names = list(observed) if isinstance(observed, h5py.Group) else []
+    if missing := [name for name in options.proprio_keys if name not in names]:
+        problems.append(f"has no obs/{', obs/'.join(missing)} (--proprio_keys); it has {', '.join(names) or 'none'}")
+    if "env_name" not in env_args:
+        images = {camera: f"{camera}{_IMAGE}" for camera in env_args.get("cameras", ())}
+        return _Layout(env_args, images, options.proprio_keys or ("proprio",), options.instruction)
+    env_name = str(env_args["env_name"])
+    task = next((task for task in _robosuite_tasks() if task.name == env_name), None)
+    record: dict[str, Any] = {"task_suite_name": env_name}
+    images = {name.removesuffix(_IMAGE): name for name in names if name.endswith(_IMAGE)}
+    if task is not None:
+        own = {name: camera for camera, name in ROBOSUITE_CAMERAS.items()}
+        images = {own.get(camera, camera): name for camera, name in images.items()}
+        record = {"task_suite_name": task.suite, "task_ids": [task.task_id]}
+    if not images:
+        problems.append(f"has no images obs/*{_IMAGE}; write them with robomimic's dataset_states_to_obs.py")
+    proprio = options.proprio_keys or tuple(name for name in _PROPRIO if name in names)
+    read = {*proprio, *images.values()}
+    ignored = [f"obs/{name}" for name in names if name not in read]
+    ignored += [name for name in first if name not in ("obs", "actions", "rewards", "dones")]
+    log.info(f"{path}: {env_name} of robomimic, proprioception {', '.join(proprio)}; not read: {', '.join(ignored)}")
+    instruction = options.instruction or (None if task is None else task.instruction)
+    if instruction is None and attribute(first, "instruction") is None:
+        problems.append(f"records no instruction of {env_name}; give --instruction TEXT")
+        instruction = env_name
+    freq = env_args.get("env_kwargs", {}).get("control_freq")
+    record |= {} if freq is None else {"control_freq": freq}
+    return _Layout(record, images, proprio or ("proprio",), instruction, 0 if task is None else task.task_id, True)
+
+
+def _robosuite_tasks() -> list[TaskSpec]:
+    try:
+        return list_tasks("robosuite")
+    except (ConfigError, ImportError):
+        return []
 
 
 def recorded_rewards(path: Path, names: Iterable[str]) -> dict[str, dict[str, np.ndarray]]:
@@ -185,45 +293,62 @@ def recorded_rewards(path: Path, names: Iterable[str]) -> dict[str, dict[str, np
         return rewards
 
 
-def _stored_episode(name: str, group: h5py.Group, cameras: Sequence[str]) -> StoredEpisode:
+def _stored_episode(name: str, group: h5py.Group, layout: _Layout, *, resized: bool) -> StoredEpisode:
     decisions = member(group, "decision_steps")
     rows = "steps" if decisions is None else "decisions"
-    picture = (_PIXELS, _PIXELS, 3)
     arrays = {
         "actions": StoredArray("actions", member(group, "actions"), ("steps", "action dimensions")),
         "decision_steps": StoredArray("decision_steps", decisions, ("decisions",), "decisions", optional=True),
         "rewards": StoredArray("rewards", member(group, "rewards"), ("steps",), "rewards", optional=True),
-        "proprio": StoredArray("obs/proprio", member(group, "obs/proprio"), (rows, "proprio"), optional=True),
     }
-    for camera in cameras:
-        image, last = f"obs/{camera}_image", f"{LAST_OBS}/{camera}_image"
+    for key in layout.proprio:
+        arrays[key] = StoredArray(f"obs/{key}", member(group, f"obs/{key}"), (rows, key), optional=True)
+    for camera, key in layout.images.items():
+        image, last = f"obs/{key}", f"{LAST_OBS}/{key}"
+        # Cameras may have images of different sizes if they are resized.
+        picture = ("height" + f" of {camera}" * resized, "width" + f" of {camera}" * resized, 3)
         arrays[f"image {camera}"] = StoredArray(image, member(group, image), (rows, *picture), "images")
         arrays[f"last image {camera}"] = StoredArray(last, member(group, last), picture, "images", optional=True)
-    last_proprio = None if arrays["proprio"].array is None else member(group, f"{LAST_OBS}/proprio")
+    last_proprio = None if arrays[layout.proprio[0]].array is None else member(group, f"{LAST_OBS}/proprio")
     arrays["last_proprio"] = StoredArray(f"{LAST_OBS}/proprio", last_proprio, ("proprio",), optional=True)
+    instruction = attribute(group, "instruction") if layout.instruction is None else layout.instruction
+    task_id, state = (attribute(group, name) for name in ("task_id", "init_state_id"))
+    if layout.foreign:
+        task_id, state = layout.task_id, -1
     values = {
-        "instruction": StoredValue("instruction", attribute(group, "instruction"), "text"),
+        "instruction": StoredValue("instruction", instruction, "text"),
         "success": StoredValue("success", attribute(group, "success"), "flag", optional=True),
-        "task_id": StoredValue("task_id", attribute(group, "task_id"), "number", minimum=0),
-        "init_state_id": StoredValue("init_state_id", attribute(group, "init_state_id"), "number", minimum=-1),
+        "task_id": StoredValue("task_id", task_id, "number", minimum=0),
+        "init_state_id": StoredValue("init_state_id", state, "number", minimum=-1),
         "seed": StoredValue("seed", attribute(group, "seed"), "number", optional=True, minimum=0),
         "rank": StoredValue("rank", attribute(group, "rank"), "number", optional=True),
     }
     return hdf5_episode(name, group, arrays, values)
 
 
-def _images(arrays: Sequence[dict[str, StoredArray]], cameras: Sequence[str]) -> list[np.ndarray]:
+def _images(arrays: Sequence[dict[str, StoredArray]], cameras: Sequence[str], fit: ImageFit | None) -> list[np.ndarray]:
     """Per episode the images [S, N, H, W, 3] uint8 of these cameras."""
     stored = [[episode[f"image {camera}"].array for camera in cameras] for episode in arrays]
-    images = empty_images([len(first) for first, *_ in stored], (len(cameras), *stored[0][0].shape[1:]))
+    shape = stored[0][0].shape[1:] if fit is None else (fit.size, fit.size, 3)
+    images = empty_images([len(first) for first, *_ in stored], (len(cameras), *shape))
     for episode, out in zip(stored, images):
-        read_stored_images(episode, out)
+        read_stored_images(episode, out, fit)
     return images
 
 
-def _recorded(arrays: Sequence[dict[str, StoredArray]], role: str) -> list[np.ndarray] | None:
-    """An array of each episode; None if it is not recorded."""
-    return None if arrays[0][role].array is None else [episode[role].values for episode in arrays]
+def _last_images(episode: dict[str, StoredArray], cameras: Sequence[str], fit: ImageFit | None) -> np.ndarray:
+    """The images [N, H, W, 3] after the last action."""
+    images = [episode[f"last image {camera}"].array[:] for camera in cameras]
+    return np.stack(images if fit is None else [fit(image) for image in images])
+
+
+def _recorded(arrays: Sequence[dict[str, StoredArray]], roles: Sequence[str]) -> list[np.ndarray] | None:
+    """An array of each episode, or several concatenated as float32; None if it is not recorded."""
+    if any(arrays[0][role].array is None for role in roles):
+        return None
+    if len(roles) == 1:
+        return [episode[roles[0]].values for episode in arrays]
+    return [np.concatenate([episode[role].values for role in roles], axis=1).astype(np.float32) for episode in arrays]
 
 
 def _env_args(file: h5py.File, path: Path, problems: list[str]) -> dict[str, Any]:
@@ -233,6 +358,8 @@ def _env_args(file: h5py.File, path: Path, problems: list[str]) -> dict[str, Any
         problems.append("data has no attribute env_args with a JSON object; record episodes with cli/collect_demos.py")
         return {}
     parsed = parse_json(text, source)
+    if "env_name" in parsed and "cameras" not in parsed:  # of robomimic
+        return parsed
     wrong = camera_problems(parsed.get("cameras"), "env_args")
     if wrong:
         problems += wrong

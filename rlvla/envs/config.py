@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvla.envs.base import TaskSpec
-from rlvla.envs.options import AFTER_SUCCESS, own_flags
+from rlvla.envs.options import AFTER_SUCCESS, ENV_IMAGE_FITS, own_flags
 from rlvla.envs.registry import get_suite, list_tasks, ships_with_rlvla, suite_names_in_short
 from rlvla.envs.splits import (
     EVAL_PROTOCOLS,
@@ -74,6 +74,12 @@ class EnvConfig:
         "side of the square camera images in pixels (default: the checkpoint's, else the suite's: 64; LIBERO: 256)",
         minimum=8,
         maximum=4096,
+    )
+    image_fit: str | None = arg(
+        None,
+        "how images that are not square become so: crop the center, pad with black, stretch; native keeps the camera's "
+        "shape, for policies that pad (default: the checkpoint's, else the suite's)",
+        choices=ENV_IMAGE_FITS,
     )
     use_proprio: bool | None = arg(
         None, "add the proprioceptive state to observations (default: the checkpoint's, else no)"
@@ -201,6 +207,7 @@ class EnvConfig:
         given = {
             "cameras": self.camera_names,
             "image_size": self.image_size,
+            "image_fit": self.image_fit,
             "use_proprio": self.use_proprio,
             "max_steps": self.max_steps,
             "success_hold_steps": self.success_hold_steps,

@@ -6,9 +6,11 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from rlvla.envs.pictures import IMAGE_FITS, NATIVE
 from rlvla.utils.cli.flags import choice_problems, range_problems
 from rlvla.utils.errors import ConfigError, Problem
 
+ENV_IMAGE_FITS = (*IMAGE_FITS, NATIVE)
 RENDER_QUALITIES = ("fast", "full")
 AFTER_SUCCESS = ("end", "continue")
 
@@ -33,6 +35,8 @@ class SuiteOptions:
             of the protocol of an evaluation.
         cameras: names from `known_cameras`, in the order of the images.
         image_size: height and width of the images in pixels.
+        image_fit: how images of another shape become squares of `image_size`, see `rlvla.envs.pictures`; "native": they
+            stay as they are; None: the suite's images are such squares.
         use_proprio: whether observations include the proprioceptive vector.
         max_steps: environment steps until truncation; None uses the task's default.
         success_hold_steps: consecutive successful steps that end an episode; None uses the suite's default.
@@ -55,6 +59,7 @@ class SuiteOptions:
 
     cameras: tuple[str, ...] = ()
     image_size: int = 64
+    image_fit: str | None = field(default=None, metadata={"choices": (*ENV_IMAGE_FITS, None)})
     use_proprio: bool = False
     max_steps: int | None = None
     success_hold_steps: int | None = None

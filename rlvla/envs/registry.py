@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from rlvla.envs.base import BatchedEnv, Env, TaskSpec
 from rlvla.envs.options import SuiteOptions
+from rlvla.envs.pictures import IMAGE_FITS, FittedEnv, ImageFit
 from rlvla.utils.errors import ConfigError, Problem
 from rlvla.utils.modules import load_file
 
@@ -227,14 +228,17 @@ def list_tasks(suite: str, **kw) -> list[TaskSpec]:
 def make_env(suite: str, task_id: int, **kw) -> Env:
     """Build the environment of one task.
 
-    Keyword arguments common to all suites: `cameras` (names), `image_size` (pixels, square), `use_proprio`,
-    `max_steps`, `render_quality` ("fast" or "full").
+    Keyword arguments common to all suites: `cameras` (names), `image_size` (pixels, square), `image_fit` (of images
+    that the suite gives in another shape), `use_proprio`, `max_steps`, `render_quality` ("fast" or "full").
 
     Raises:
         ConfigError: unknown suite, task, camera or option, an invalid value, missing assets, or no working GL.
         MissingExtraError: the simulator is not installed.
     """
-    return _call_with_options(suite, get_suite(suite).make, task_id, **kw)
+    env = _call_with_options(suite, get_suite(suite).make, task_id, **kw)
+    if kw.get("image_fit") not in IMAGE_FITS:
+        return env
+    return FittedEnv(env, ImageFit(kw.get("image_size") or get_suite(suite).default_image_size, kw["image_fit"]))
 
 
 def make_batched_env(suite: str, task_id: int, num_slots: int, **kw) -> BatchedEnv:
@@ -293,6 +297,8 @@ def located(source: str) -> str:
 def _call_with_options(suite: str, function: Callable[..., Any], *args, **kw) -> Any:
     """Call `function`; unknown options raise ConfigError instead of TypeError."""
     options = known_options(suite, function)
+    if options is not None and "image_fit" not in options:  # of suites without declared options
+        kw.pop("image_fit", None)
     if options is not None and (unknown := sorted(set(kw) - set(options))):
         raise ConfigError(f"{suite} has no option {', '.join(unknown)}; known options: {', '.join(options)}")
     return function(*args, **kw)

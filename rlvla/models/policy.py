@@ -57,6 +57,7 @@ class PolicySpec:
         cameras: N, images per observation; None: any number.
         reads_images: whether it reads images.
         image_size: required side of the images in pixels; None: any size, they are resized.
+        keeps_aspect_ratio: whether images may have any shape, because they are padded.
         proprio_dim: P, length of the proprio vector; 0: no proprio.
         proprio_limit: magnitude of normalized proprio that data hardly exceeds: 1 for ranges and quantiles, 3 for mean
             and standard deviation.
@@ -84,6 +85,7 @@ class PolicySpec:
     cameras: int | None = None
     reads_images: bool = True
     image_size: int | None = None
+    keeps_aspect_ratio: bool = False
     proprio_dim: int = 0
     proprio_limit: float = 1.0
     feature_dim: int = 0

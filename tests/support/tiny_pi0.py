@@ -66,7 +66,7 @@ def build_tiny_pi0(
         **settings: further entries of config.json; by default all C actions are executed and nothing is padded.
     """
     folder = Path(folder)
-    features = Features.of([IMAGES + camera for camera in cameras], image_size, state_dim, action_dim)
+    features = Features.of([IMAGES + camera for camera in cameras], (image_size, image_size), state_dim, action_dim)
     defaults = {
         "paligemma_variant": "gemma_2b",
         "action_expert_variant": "gemma_300m",

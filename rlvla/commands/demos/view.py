@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from rlvla.data.demonstrations import UNKNOWN_STATE, Demonstrations
-from rlvla.data.lerobot import DATASET_CAMERA_HELP
+from rlvla.data.options import ReadOptions
 from rlvla.data.reading import control_frequency, data_files, joined, read_parts, task_of
 from rlvla.data.replayed_episodes import play_again, replay_problem
 from rlvla.data.robomimic import recorded_rewards
@@ -29,7 +29,7 @@ _SUM = "reward"
 
 
 @dataclass(frozen=True)
-class ViewConfig:
+class ViewConfig(ReadOptions):
     """Episodes to show, and output folder of the page."""
 
     demos: tuple[str, ...] = arg(
@@ -49,7 +49,6 @@ class ViewConfig:
         read_if=Condition(lambda flags: not flags["episodes"], "--episodes names them"),
     )
     cameras: tuple[str, ...] = arg((), "cameras to show (default: all of the data)", metavar="NAME")
-    dataset_camera: tuple[str, ...] = arg((), DATASET_CAMERA_HELP, action="append", metavar="NAME=FEATURE")
     max_frames: int = arg(100, "frames of an episode and camera on the page, evenly spaced", minimum=2, maximum=500)
     replay: bool = arg(
         False,
@@ -85,7 +84,7 @@ def run_view(config: ViewConfig) -> Path:
     if config.rerun is not None:
         require("rerun", extra="rerun")
     files = data_files(list(dict.fromkeys(config.demos)))
-    parts = read_parts(files, config.cameras or None, dataset_camera=config.dataset_camera)
+    parts = read_parts(files, config.cameras or None, options=config)
     demos = joined(parts)
     count = len(demos.actions)
     if beyond := " ".join(str(number) for number in config.episodes if number >= count):

@@ -18,6 +18,7 @@ from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_chunk, che
 from rlvla.envs.chunks import ChunkRunner
 from rlvla.envs.mujoco.gl import forget_current
 from rlvla.envs.options import SuiteOptions
+from rlvla.envs.pictures import NATIVE, ImageFit
 from rlvla.envs.registry import Suite, is_trusted, refuse_module, register_suite
 from rlvla.utils.cli.flags import arg
 from rlvla.utils.errors import ConfigError, MissingExtraError
@@ -334,6 +335,9 @@ class GymEnv:
 
     def _observe(self) -> Observation:
         size, images = self.options.image_size, [self._picture(name) for name in self.options.cameras]
+        if len({image.shape for image in images}) > 1:
+            text = f"--image_fit {NATIVE}: the images of {', '.join(self.options.cameras)} have different shapes"
+            raise ConfigError.of("image_fit", "mismatch", f"{text}; take crop, pad or stretch")
         stacked = np.stack(images) if images else np.empty((0, size, size, 3), np.uint8)
         assert self._state is not None
         return Observation(stacked, self._state.copy() if self.options.use_proprio else None, self.task.instruction)
@@ -356,11 +360,13 @@ class GymEnv:
         forget_current()
 
     def _picture(self, camera: str) -> np.ndarray:
-        """Image [H, W, 3] uint8, scaled to a square of `image_size` pixels."""
-        size = self.options.image_size
+        """Image [H, W, 3] uint8, a square of `image_size` pixels unless the camera's shape is kept."""
+        size, fit = self.options.image_size, self.options.image_fit
         pixels = self._drawn() if camera == CAMERA else self._images[camera]
-        if pixels.shape[:2] == (size, size):
+        if pixels.shape[:2] == (size, size) or fit == NATIVE:
             return pixels.copy()
+        if fit is not None:
+            return ImageFit(size, fit)(pixels)
         import cv2
 
         return np.asarray(cv2.resize(pixels, (size, size), interpolation=cv2.INTER_AREA), np.uint8)

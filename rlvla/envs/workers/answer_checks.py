@@ -9,6 +9,7 @@ import numpy as np
 
 from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_chunk_length
 from rlvla.envs.experts.episode import ExpertEpisode
+from rlvla.envs.pictures import NATIVE
 from rlvla.envs.workers.codec import readable
 
 # Maximum characters of an instruction, and maximum propositions of a step if the task does not list them.
@@ -36,14 +37,15 @@ class AnswerChecker:
 
     Args:
         task: the task, which determines the proprio shape, the propositions, the step limit and the range of rewards.
-        options: keyword arguments of `make_env`; if number of cameras or image size are missing, they are taken from
-            the first observation.
+        options: keyword arguments of `make_env`; if number of cameras or image size are missing, or images have the
+            shape of the camera, they are taken from the first observation.
     """
 
     def __init__(self, task: TaskSpec, options: Mapping[str, Any]):
         self._task = task
         size, cameras = options.get("image_size"), options.get("cameras")
-        self._size: int | None = size
+        self._native = options.get("image_fit") == NATIVE
+        self._size: tuple[int, int] | None = None if size is None or self._native else (size, size)
         self._cameras = None if cameras is None else len(cameras)
         self._proprio = bool(options.get("use_proprio", False))
         self._propositions = frozenset(task.propositions)
@@ -162,10 +164,12 @@ class AnswerChecker:
             yield f"images must be [N, H, W, 3] uint8, not {_describe(images)}"
             return
         self._cameras = images.shape[0] if self._cameras is None else self._cameras
-        self._size = images.shape[1] if self._size is None else self._size
-        expected = (self._cameras, self._size, self._size, 3)
+        height, width = images.shape[1:3]
+        self._size = self._size or (height, width if self._native else height)
+        expected = (self._cameras, *self._size, 3)
         if images.shape != expected:
-            yield f"images must have shape {list(expected)}, not {list(images.shape)}"
+            remedy = "" if height == width else "; --image_fit crop, pad or stretch makes them square"
+            yield f"images must have shape {list(expected)}, not {list(images.shape)}{remedy}"
 
     def _instruction(self, text: object) -> Problems:
         if not isinstance(text, str):
@@ -225,7 +229,7 @@ class AnswerChecker:
             if frames is not None:
                 yield "frames were not requested and must be None"
             return
-        expected = (executed, self._size, self._size, 3)
+        expected = (executed, *(self._size or ()), 3)
         if not isinstance(frames, np.ndarray) or frames.shape != expected or frames.dtype != np.uint8:
             yield f"frames must be {list(expected)} uint8, not {_describe(frames)}"
 

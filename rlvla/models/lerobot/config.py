@@ -65,9 +65,9 @@ class Features:
         return {**self.inputs, **self.outputs}
 
     @classmethod
-    def of(cls, images: Iterable[str], image_size: int, state_dim: int, action_dim: int) -> Features:
-        """Features of a policy with a state and square images, whose keys are `images`."""
-        shape = (3, image_size, image_size)
+    def of(cls, images: Iterable[str], size: tuple[int, int], state_dim: int, action_dim: int) -> Features:
+        """Features of a policy with a state and images of `size` (height, width), whose keys are `images`."""
+        shape = (3, *size)
         inputs = {STATE: Feature("STATE", (state_dim,)), **{key: Feature("VISUAL", shape) for key in images}}
         return cls(inputs, {ACTION: Feature("ACTION", (action_dim,))})
 

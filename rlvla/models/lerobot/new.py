@@ -54,7 +54,7 @@ class NewPolicyFacts:
         unnorm_key: its name.
         cameras: names, in the order of the images.
         camera_map: camera -> image feature; {}: features named like the cameras.
-        image_size: side of the images in pixels.
+        image_shape: height and width of the images in pixels.
         chunk_len: actions predicted and executed per decision.
         state_dim: length of the state.
         action_dim: dimensions of an action.
@@ -64,7 +64,7 @@ class NewPolicyFacts:
     statistics: Mapping[str, Any]
     unnorm_key: str
     cameras: Sequence[str]
-    image_size: int
+    image_shape: tuple[int, int]
     chunk_len: int
     state_dim: int
     action_dim: int
@@ -82,7 +82,7 @@ class NewPolicyFacts:
 
     def features(self) -> Features:
         """Inputs and outputs of the policy."""
-        return Features.of(self.keys.values(), self.image_size, self.state_dim, self.action_dim)
+        return Features.of(self.keys.values(), self.image_shape, self.state_dim, self.action_dim)
 
 
 def build_new_policy(family: str, folder: Path, facts: NewPolicyFacts, sizes: NewPolicySizes, *, seed: int) -> None:

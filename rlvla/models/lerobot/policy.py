@@ -45,6 +45,7 @@ def lerobot_spec(files: LeRobotFiles, settings: LeRobotSettings) -> PolicySpec:
         action_dim=dims,
         cameras=len(settings.image_order(config.features.cameras)),
         image_size=files.image_size,
+        keeps_aspect_ratio=files.image_size is None,
         proprio_dim=config.features.state_dim,
         proprio_limit=3.0 if files.processors.state.mode == "MEAN_STD" else 1.0,
         summary_dim=prefix_width + expert_width,

@@ -91,7 +91,7 @@ def build_tiny_smolvla(
     """
     folder, sizes = Path(folder), vlm or TinyVlm()
     inner = tiny_vlm_files(sentences, sizes)
-    features = Features.of([IMAGES + camera for camera in cameras], sizes.image_size, state_dim, action_dim)
+    features = Features.of([IMAGES + camera for camera in cameras], (sizes.image_size,) * 2, state_dim, action_dim)
     defaults = {
         "resize_imgs_with_padding": [sizes.image_size, sizes.image_size],
         "empty_cameras": 0,
@@ -130,7 +130,7 @@ def new_policy(folder: Path, facts: NewPolicyFacts, sizes: NewPolicySizes, *, se
         sentences=facts.sentences,
         statistics=facts.lerobot_statistics(),
         cameras=facts.cameras,
-        vlm=replace(vlm, image_size=-(-facts.image_size // unit) * unit),
+        vlm=replace(vlm, image_size=-(-max(facts.image_shape) // unit) * unit),
         chunk_size=facts.chunk_len,
         state_dim=facts.state_dim,
         action_dim=facts.action_dim,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlvla.data.lerobot import DATASET_CAMERA_HELP
+from rlvla.data.options import ReadOptions
 from rlvla.envs.config import heldout_tasks_flag
 from rlvla.models.compact.config import HEADS as COMPACT_HEADS
 from rlvla.models.compact.config import CompactConfig
@@ -63,7 +63,7 @@ _MEASURES = Condition(
 
 
 @dataclass(frozen=True)
-class SupervisedRunConfig:
+class SupervisedRunConfig(ReadOptions):
     """Data, initial checkpoint and run folder of any supervised training."""
 
     demos: tuple[str, ...] = arg(
@@ -83,7 +83,6 @@ class SupervisedRunConfig:
     save_path: str = arg("runs/supervised", "run folder", metavar="DIR", writes="folder", aliases=("output_dir",))
     fallback_path: str | None = fallback_path_flag("the result")
     cameras: tuple[str, ...] = arg((), "cameras of the file to use (default: all)", metavar="NAME")
-    dataset_camera: tuple[str, ...] = arg((), DATASET_CAMERA_HELP, action="append", metavar="NAME=FEATURE")
     use_proprio: bool = arg(True, "a new model takes proprioception if the demonstrations have it", read_if=_NEW)
     heldout_tasks: tuple[str, ...] = heldout_tasks_flag()
     center_crop: bool | None = arg(

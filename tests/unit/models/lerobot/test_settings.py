@@ -32,7 +32,7 @@ def read(folder: Path, recorded: dict[str, Any] | None = None, **given: Any) -> 
     """Settings of a policy that predicts 8 actions, executes 5 and denoises in 10 steps."""
     if recorded is not None:
         (folder / SETTINGS_FILE).write_text(json.dumps(recorded))
-    features = Features.of(KEYS, 8, 2, 2)
+    features = Features.of(KEYS, (8, 8), 2, 2)
     config = Pi0Config(type=PI0, features=features, chunk_size=8, n_action_steps=5, num_inference_steps=10)
     return read_settings(folder, config, given)
 

@@ -66,7 +66,7 @@ def test_disabled_relative_actions_are_kept(lerobot_06: Path, tmp_path: Path) ->
 def test_other_data_keeps_the_steps_of_relative_actions(lerobot_06: Path, tmp_path: Path) -> None:
     before = check_pi0(lerobot_06)
     statistics = {"proprio": STATISTICS["observation.state"], "action": STATISTICS["action"]}
-    before.refit(tmp_path / "new", NewPolicyFacts(["push"], statistics, "pushes", ("front",), 24, 3, 3, 2))
+    before.refit(tmp_path / "new", NewPolicyFacts(["push"], statistics, "pushes", ("front",), (24, 24), 3, 3, 2))
     check_pi0(tmp_path / "new")
     place = 3 if before.config.state_in_prompt else 6
     for name, number, step in (("pre", place, "normalizer"), ("post", 0, "unnormalizer")):

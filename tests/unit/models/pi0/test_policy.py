@@ -162,7 +162,7 @@ def test_weights_can_be_taken_to_other_data(family: str, tmp_path: Path) -> None
         name: {"mean": [0.3] * size, "std": [2.0] * size, "q01": [0.0] * size, "q99": [1.0] * size}
         for name, size in ranges.items()
     }
-    facts = NewPolicyFacts(["push the cube"], statistics, "pushes", ("front",), 24, 3, 4, 5)
+    facts = NewPolicyFacts(["push the cube"], statistics, "pushes", ("front",), (24, 24), 3, 4, 5)
     assert not check_checkpoint(folder).refitted(tmp_path / "new", facts)
     new = check_checkpoint(tmp_path / "new")
     assert (new.spec.cameras, new.spec.proprio_dim, new.spec.action_dim) == (1, 4, 5)

@@ -264,7 +264,7 @@ def test_images_are_turned_as_lerobot_turns_those_of_libero(folder: Path, tmp_pa
 def test_weights_can_be_taken_to_other_data(folder: Path, tmp_path: Path) -> None:
     numbers = {"proprio": 4, "action": 5}
     statistics = {name: {"mean": [0.3] * size, "std": [2.0] * size} for name, size in numbers.items()}
-    facts = NewPolicyFacts(["push the cube"], statistics, "pushes", ("front",), 24, 3, 4, 5)
+    facts = NewPolicyFacts(["push the cube"], statistics, "pushes", ("front",), (24, 24), 3, 4, 5)
     checkpoint = check_checkpoint(folder)
     assert not checkpoint.refitted(tmp_path / "new", facts)
     new = check_checkpoint(tmp_path / "new")
@@ -290,7 +290,7 @@ def test_heads_that_are_not_taken_to_other_data_may_be_damaged(tmp_path: Path) -
     with without_statistics():
         checkpoint = check_checkpoint(folder)
     statistics = {"proprio": {"mean": [0.3] * 2, "std": [2.0] * 2}, "action": {"mean": [0.3] * 3, "std": [2.0] * 3}}
-    facts = NewPolicyFacts(["push the cube"], statistics, "pushes", ("front",), 24, 3, 2, 3)
+    facts = NewPolicyFacts(["push the cube"], statistics, "pushes", ("front",), (24, 24), 3, 2, 3)
     assert not checkpoint.refitted(tmp_path / "new", facts)
     assert load(tmp_path / "new", flow_method="noise").std_head.weight.abs().max() == 0
 

@@ -1,0 +1,89 @@
+"""Flags of reading demonstrations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlvla.envs.pictures import IMAGE_FIT_HELP, IMAGE_FITS, ImageFit
+from rlvla.options import arg, given
+from rlvla.utils.errors import ConfigError, Problem
+
+IMAGE_PREFIX = "observation.images."
+
+
+@dataclass(frozen=True)
+class CameraNames:
+    """Names of the cameras of LeRobot datasets."""
+
+    dataset_camera: tuple[str, ...] = arg(
+        (),
+        "name of a camera for an image feature of a LeRobot dataset, repeatable (default: the feature's name after "
+        f"`{IMAGE_PREFIX}`, of other features the part after the last dot)",
+        action="append",
+        metavar="NAME=FEATURE",
+    )
+
+    @property
+    def camera_names(self) -> dict[str, str]:
+        """Image feature of a LeRobot dataset -> camera name.
+
+        Raises:
+            ConfigError: an entry has another form than NAME=FEATURE, or a feature is named twice.
+        """
+        names: dict[str, str] = {}
+        problems = []
+        for entry in self.dataset_camera:
+            camera, _, feature = entry.partition("=")
+            if not camera or not feature:
+                text = f"--dataset_camera {entry}: write NAME=FEATURE, e.g. top=observation.image"
+                problems.append(Problem("dataset_camera", "invalid_value", text))
+            elif feature in names:
+                text = f"--dataset_camera names the feature {feature} twice"
+                problems.append(Problem("dataset_camera", "duplicate", text))
+            names[feature] = camera
+        if problems:
+            raise ConfigError(problems)
+        return names
+
+
+@dataclass(frozen=True)
+class ReadOptions(CameraNames):
+    """How demonstrations are read."""
+
+    proprio_keys: tuple[str, ...] = arg(
+        (),
+        "proprioception of an HDF5 file: the arrays obs/KEY, concatenated (default: obs/proprio; of robomimic position "
+        "and quaternion of the end effector, and the gripper)",
+        metavar="KEY",
+    )
+    instruction: str | None = arg(
+        None, "language instruction of all episodes of an HDF5 file (default: as recorded)", metavar="TEXT"
+    )
+    filter_key: str | None = arg(
+        None, "read the episodes of an HDF5 file that its list mask/KEY names (default: all)", metavar="KEY"
+    )
+    image_size: int | None = arg(
+        None,
+        "resize the images of the demonstrations to squares of this side in pixels (default: as recorded)",
+        minimum=8,
+        maximum=4096,
+    )
+    image_fit: str = arg("pad", IMAGE_FIT_HELP, choices=IMAGE_FITS, read_if=given("image_size"))
+
+    @property
+    def fit(self) -> ImageFit | None:
+        """The resizing of images; None: as recorded."""
+        return None if self.image_size is None else ImageFit(self.image_size, self.image_fit)
+
+    def words(self) -> Sequence[str]:
+        """The flags, for a command line that reads the same data."""
+        words = [word for entry in self.dataset_camera for word in ("--dataset_camera", entry)]
+        words += ["--proprio_keys", *self.proprio_keys] if self.proprio_keys else []
+        for name in ("instruction", "filter_key"):
+            words += [] if getattr(self, name) is None else [f"--{name}", getattr(self, name)]
+        size = [] if self.image_size is None else ["--image_size", str(self.image_size), "--image_fit", self.image_fit]
+        return [*words, *size]
+
+
+AS_RECORDED = ReadOptions()

@@ -1,0 +1,137 @@
+"""Data sets as other tools and cameras make them: images that are not square, files of robomimic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from cli.convert_demos import main as convert
+from cli.train_sft_vla import main as train_sft
+from rlvla.checkpoints.policy_folder import recorded_environment
+from rlvla.commands.model_checks import mismatch_with_policy
+from rlvla.data.options import ReadOptions
+from rlvla.data.reading import read_demonstrations, read_several
+from rlvla.envs.config import EnvConfig
+from rlvla.models.families import check_checkpoint
+from rlvla.utils.errors import ConfigError
+from tests.unit.data.test_lerobot import foreign
+
+CASES = Path(__file__).parents[4] / "shared" / "cases"
+pytestmark = pytest.mark.skipif(not CASES.is_dir(), reason="shared/cases is not beside the repository")
+SHORT = ["--max_steps", "1", "--train_batch_size", "2", "--action_chunk_len", "2", "--no-use_tensorboard"]
+SMOLVLA = ["--pretrain", "tiny", "--model_family", "smolvla", "--tiny_llm_dim", "32", "--tiny_llm_layers", "1"]
+
+
+def case(name: str) -> str:
+    if not (CASES / name).exists():
+        pytest.skip(f"{CASES / name} does not exist")
+    return str(CASES / name)
+
+
+def test_images_keep_the_shape_of_the_camera() -> None:
+    demos = read_demonstrations(case("ds_nonsquare"))
+    assert demos.image_shape == (48, 64)
+    assert (demos.env_args["image_size"], demos.env_args["image_fit"]) == (None, "native")
+
+
+@pytest.mark.parametrize("how", ["crop", "pad", "stretch"])
+def test_images_are_fitted_while_reading(how: str) -> None:
+    whole = read_demonstrations(case("ds_nonsquare"))
+    options = ReadOptions(image_size=32, image_fit=how)
+    demos = read_demonstrations(case("ds_nonsquare"), options=options)
+    np.testing.assert_array_equal(demos.images[1], options.fit(whole.images[1]))
+    assert (demos.env_args["image_size"], demos.env_args["image_fit"]) == (32, how)
+
+
+def test_cameras_of_different_sizes_are_joined_by_a_common_size() -> None:
+    with pytest.raises(ConfigError, match="different sizes: 64x64, 96x96; make them equal with --image_size"):
+        read_demonstrations(case("ds_mixed"))
+    demos = read_several([case("ds_mixed"), case("ds_nonsquare")], options=ReadOptions(image_size=32))
+    assert demos.image_shape == (32, 32) and len(demos.actions) == 8
+
+
+def test_conversion_keeps_shape_and_fit(tmp_path: Path) -> None:
+    for name, words in (("whole", []), ("fitted", ["--image_size", "24", "--image_fit", "crop"])):
+        for format_ in ("hdf5", "lerobot-v3.0"):
+            output = tmp_path / name / format_
+            convert(["--demos", case("ds_nonsquare"), "--output", str(output), "--format", format_, *words])
+            demos = read_demonstrations(output / "demos.hdf5" if format_ == "hdf5" else output)
+            assert demos.image_shape == ((24, 24) if words else (48, 64))
+            assert demos.env_args["image_fit"] == ("crop" if words else "native")
+
+
+def test_a_policy_of_squares_names_the_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        train_sft(["--demos", case("ds_nonsquare"), "--pretrain", "compact", "--save_path", str(tmp_path / "run")])
+    assert "give --image_size N --image_fit crop, pad or stretch" in capsys.readouterr().err
+
+
+def test_the_policy_records_how_images_were_fitted(tmp_path: Path) -> None:
+    argv = ["--demos", case("ds_nonsquare"), "--pretrain", "compact", "--image_size", "32", "--image_fit", "crop"]
+    train_sft([*argv, *SHORT, "--save_path", str(tmp_path)])
+    record = recorded_environment(tmp_path / "policy")
+    assert (record["image_size"], record["image_fit"]) == (32, "crop")
+    assert EnvConfig(task_suite_name="robot").completed(record).env_kwargs()["image_fit"] == "crop"
+
+
+def test_smolvla_reads_the_whole_image(tmp_path: Path) -> None:
+    argv = ["--demos", case("ds_nonsquare"), *SMOLVLA]
+    train_sft([*argv, *SHORT, "--save_path", str(tmp_path)])
+    record, checkpoint = recorded_environment(tmp_path / "policy"), check_checkpoint(tmp_path / "policy")
+    assert (record["image_size"], record["image_fit"]) == (None, "native")
+    assert checkpoint.spec.keeps_aspect_ratio
+    demos = read_demonstrations(case("ds_nonsquare"))
+    policy = checkpoint.load_policy()
+    images, proprio = policy.prepare(demos.images[0][:2], demos.proprio[0][:2])
+    assert images.shape == (2, 2, 48, 64, 3) and np.isfinite(proprio).all()
+
+
+def test_pi0_reads_the_whole_image() -> None:
+    checkpoint = check_checkpoint(case("lerobot061_pi0"))
+    demos = read_demonstrations(case("ds_nonsquare"))
+    problems = mismatch_with_policy(demos, "data", checkpoint.spec, "pi0")
+    assert not [problem for problem in problems if problem.reason == "image_size"]
+
+
+LIFT = "robomimic_lift.hdf5"
+
+
+def test_a_file_of_robomimic(caplog: pytest.LogCaptureFixture) -> None:
+    demos = read_demonstrations(case(LIFT))
+    assert demos.env_args["task_suite_name"] == "robosuite" and demos.env_args["task_ids"] == [0]
+    assert demos.env_args["cameras"] == ["agentview", "wrist"] and demos.control_freq == 20
+    assert demos.instructions == ["lift the red cube"] * 6
+    with h5py.File(case(LIFT)) as file:
+        demo = file["data/demo_3"]
+        np.testing.assert_array_equal(demos.images[3][:, 1], demo["obs/robot0_eye_in_hand_image"])
+        keys = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
+        expected = np.concatenate([demo[f"obs/{key}"] for key in keys], axis=1, dtype=np.float32)
+        np.testing.assert_array_equal(demos.proprio[3], expected)
+        assert demos.success == [file[f"data/demo_{i}/rewards"][-1] == 1 for i in range(6)]
+    assert demos.success_recorded and demos.actions[0].dtype == np.float32
+    assert demos.statistics["robosuite"]["action"]["mask"] == [True] * 6 + [False]
+
+
+def test_parts_of_a_file_of_robomimic() -> None:
+    options = ReadOptions(proprio_keys=("robot0_joint_pos",), instruction="lift it", filter_key="valid", image_size=16)
+    demos = read_demonstrations(case(LIFT), ["wrist"], options)
+    assert demos.names == ["demo_4", "demo_5"] and demos.instructions == ["lift it"] * 2
+    assert demos.proprio[0].shape[1] == 7 and demos.images[0].shape[1:] == (1, 16, 16, 3)
+    for wrong, message in (
+        (ReadOptions(filter_key="test"), "no list mask/test .* it has train, valid"),
+        (ReadOptions(proprio_keys=("joints",)), "no obs/joints"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            read_demonstrations(case(LIFT), options=wrong)
+    with pytest.raises(ConfigError, match="--instruction is for HDF5 files"):
+        read_several([case("ds_nonsquare")], options=ReadOptions(instruction="lift it"))
+
+
+def test_sizes_of_files_made_elsewhere_can_be_joined(tmp_path: Path) -> None:
+    paths = [str(foreign(tmp_path / "a", size=(32, 40))), str(foreign(tmp_path / "b"))]
+    with pytest.raises(ConfigError, match="--image_size makes them equal"):
+        read_several(paths)
+    assert read_several(paths, options=ReadOptions(image_size=32)).image_shape == (32, 32)
