@@ -215,6 +215,14 @@ def no_policy(folder: str | Path) -> str:
     return f"{text}. Nothing is downloaded, but `hf download {folder} --local-dir {name}` does that; then name {name}"
 
 
+def cache_dir() -> Path:
+    """`$RLVLA_CACHE_DIR`, else `$XDG_CACHE_HOME/rlvla`, else `~/.cache/rlvla`."""
+    if os.environ.get("RLVLA_CACHE_DIR"):
+        return Path(os.environ["RLVLA_CACHE_DIR"])
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "rlvla"
+
+
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary path next to `path` that is renamed to it at the end of the block.

@@ -105,7 +105,7 @@ class LiberoOptions(SuiteOptions):
 
 def env_mb(options: Mapping[str, Any]) -> int:
     """Memory of one environment in MB, measured on the tasks of the four suites; see `Suite.env_mb`."""
-    return 850 if options.get("cameras", LiberoOptions.cameras) else 150
+    return 80 if options.get("render_quality", LiberoOptions.render_quality) == "fast" else 1_100
 
 
 def instruction_of(name: str) -> str:
@@ -228,16 +228,18 @@ class LiberoEnv(MujocoArmEnv):
     """
 
     def __init__(self, spec: TaskSpec, options: LiberoOptions):
-        libero = install.import_libero(install.find_assets(options.libero_assets))
+        assets = install.find_assets(options.libero_assets)
+        libero = install.import_libero(assets)
         # After the import of LIBERO: these need robosuite.
         from rlvla.envs.robosuite.sim import BUILD_SEED, RobosuiteSim, numpy_seed, physics_only, with_edited_xml
 
-        draws_fast = bool(options.cameras) and options.render_quality == "fast"
         bddl = install.bddl_file(spec.suite, spec.name)
         kind = libero.bddl_utils.get_problem_info(str(bddl))["problem_name"]
-        task_class = with_edited_xml(libero.TASK_MAPPING[kind], partial(_lighter, fast=draws_fast))
+        task_class = with_edited_xml(
+            libero.TASK_MAPPING[kind], partial(_lighter, fast=options.render_quality == "fast")
+        )
         # Building a scene places fixtures at random: use the same seed in all processes.
-        with numpy_seed(BUILD_SEED), contextlib.redirect_stdout(io.StringIO()):
+        with numpy_seed(BUILD_SEED), contextlib.redirect_stdout(io.StringIO()), install.assets_complete(assets):
             env = task_class(str(bddl), robots=["Panda"], **physics_only(CONTROL_FREQ))
         env.visualize(vis_settings=dict.fromkeys(env._visualizations, False))  # hide the gripper markers
         simulator = RobosuiteSim(env)
@@ -327,14 +329,15 @@ class LiberoEnv(MujocoArmEnv):
 
 
 def _lighter(xml: str, *, fast: bool) -> str:
-    """Simplify the robot's visual meshes but not LIBERO's, which would lose their textures."""
+    """Simplify all visual meshes and textures; the robot's meshes first as in robosuite's suite."""
     if not fast:
         return xml
     import robosuite
 
+    from rlvla.envs.mujoco.light_assets import lighten_assets
     from rlvla.envs.mujoco.light_meshes import lighten_visual_meshes
 
-    return lighten_visual_meshes(xml, below=Path(robosuite.__file__).parent)
+    return lighten_assets(lighten_visual_meshes(xml, below=Path(robosuite.__file__).parent))
 
 
 def make(suite: str, task_id: int, **kw) -> LiberoEnv:

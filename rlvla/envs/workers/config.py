@@ -18,6 +18,7 @@ from rlvla.utils.errors import ConfigError, Problem
 from rlvla.utils.terminal import log, passing_note
 
 _ENV_MEMORY = 0.75  # share of the memory for environments; the rest is for the policy
+_WORKER_MB = 300  # of a worker without environments, in which the simulator is imported
 _LESS_MEMORY = "lower --num_envs, or give --render_quality fast"
 
 
@@ -120,21 +121,22 @@ def max_kept(num_envs: int, first: EnvSpec, num_tasks: int) -> int:
     if suite is None or not mb:
         return UNLIMITED
     wanted, slots, memory = min(suite.kept, num_tasks - 1), num_envs * launched_world_size(), memory_bytes()
-    fitting = int(_ENV_MEMORY * memory / (slots * mb * 1e6))  # in each slot, with the current one
+    fitting = int((_ENV_MEMORY * memory / slots / 1e6 - _WORKER_MB) / mb)  # in each slot, with the current one
     if fitting > wanted:
         return UNLIMITED
     kept = max(0, fitting - 1)
+
+    def needed(number: int) -> str:
+        size = slots * (_WORKER_MB + number * mb) * 1e6
+        return f"need about {gib(size)} ({mb} MB each), and this machine has {gib(memory)} of memory"
+
     if kept < wanted:
         log.warning(
-            f"{first.suite}: {slots} slots that each keep the environments of {wanted + 1} tasks need about "
-            f"{gib(slots * (wanted + 1) * mb * 1e6)} ({mb} MB each), and this machine has {gib(memory)} of memory. "
+            f"{first.suite}: {slots} slots that each keep the environments of {wanted + 1} tasks {needed(wanted + 1)}. "
             f"They keep {kept + 1}, and build others again at each change of task; {_LESS_MEMORY}"
         )
-    if not fitting:
-        log.warning(
-            f"{first.suite}: {slots} environments need about {gib(slots * mb * 1e6)} ({mb} MB each), and this machine "
-            f"has {gib(memory)} of memory; {_LESS_MEMORY}"
-        )
+    if fitting < 1:
+        log.warning(f"{first.suite}: {slots} environments {needed(1)}; {_LESS_MEMORY}")
     return kept
 
 

@@ -7,6 +7,8 @@ import mujoco
 import numpy as np
 import pytest
 
+from rlvla.utils.files import cache_dir
+
 mesh_cache = pytest.importorskip("rlvla.envs.mujoco.light_meshes", exc_type=ImportError)
 pytest.importorskip("fast_simplification")
 
@@ -88,7 +90,7 @@ def test_only_visual_meshes_are_replaced(tmp_path):
 
 def test_unwritable_cache_falls_back(tmp_path):
     (tmp_path / "file").touch()
-    folder = mesh_cache._writable_folder(tmp_path / "file" / "meshes")  # a folder inside a file cannot be made
+    folder = mesh_cache.writable_folder(tmp_path / "file" / "meshes")  # a folder inside a file cannot be made
     assert os.access(folder, os.W_OK)
     folder.rmdir()
 
@@ -96,9 +98,9 @@ def test_unwritable_cache_falls_back(tmp_path):
 def test_cache_folder_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("RLVLA_CACHE_DIR", raising=False)
-    assert mesh_cache.cache_dir() == tmp_path / "rlvla"
+    assert cache_dir() == tmp_path / "rlvla"
     monkeypatch.setenv("RLVLA_CACHE_DIR", str(tmp_path / "mine"))
-    assert mesh_cache.cache_dir() == tmp_path / "mine"
+    assert cache_dir() == tmp_path / "mine"
 
 
 @pytest.mark.parametrize("name", ["sphere.stl", "sphere.obj"])
