@@ -18,6 +18,7 @@ from rlvla.envs.registry import (
     load_custom_module,
     located,
     registered_suites,
+    replaces_builtin,
     ships_with_rlvla,
     trust_suite,
     trusted_modules,
@@ -84,7 +85,7 @@ def load_custom_modules(argv: Sequence[str]) -> None:
             problems.append(Problem("custom_module", "invalid_file", text))
         made = [name for name, suite in registered_suites().items() if before.get(name) is not suite]
         # Not if it has merely loaded a built-in suite.
-        new = any(name in before or not ships_with_rlvla(name) for name in made)
+        new = any(replaces_builtin(name) or not ships_with_rlvla(name) for name in made)
         if new or located(source) in gym_modules():
             _with_suites[located(source)] = source
         if _types_of_policies() != policies:

@@ -84,6 +84,7 @@ class Suite:
 
 
 _SUITES: dict[str, Suite] = {}
+_REPLACED: dict[str, Suite] = {}  # see `replaces_builtin`
 GYM = "gym:"  # prefix of a Gymnasium environment id
 _GYM_MODULES: dict[str, None] = {}  # see `gym_modules`
 _TRUSTED: dict[str, None] = {}  # see `trust_suite`
@@ -108,7 +109,16 @@ _BUILTIN = {
 
 def register_suite(name: str, suite: Suite) -> None:
     """Register a suite under `name`, replacing any earlier one."""
+    if name in _BUILTIN and _BUILTIN[name] not in sys.modules:
+        importlib.import_module(_BUILTIN[name])  # a later import would take the replacement's place
+    if name in _BUILTIN and name in _SUITES:
+        _REPLACED[name] = suite
     _SUITES[name] = suite
+
+
+def replaces_builtin(name: str) -> bool:
+    """Whether a suite of the user's own has taken the place of the built-in one."""
+    return name in _REPLACED and _SUITES.get(name) is _REPLACED[name]
 
 
 def ships_with_rlvla(name: str) -> bool:

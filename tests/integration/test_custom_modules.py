@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
 import yaml
 
@@ -126,6 +128,54 @@ def test_only_modules_with_suites_go_to_the_workers(
     load_custom_modules([word for source in sources for word in ("--custom_module", source)])
     assert modules_with_suites(CustomConfig(tuple(sources))) == [str(suite)]
     assert words_for_later_commands() == f" --custom_module {suite}"
+
+
+REPLACEMENT = """
+from dataclasses import replace
+
+from rlvla.envs.registry import get_suite, register_suite
+
+
+class Still:
+    def reset(self, rng): ...
+
+    def act(self, state):
+        return 0 * state["effector"].astype("float32")
+
+
+register_suite("toy_reach", replace(get_suite("toy_reach"), expert=lambda task, config: Still()))
+"""
+
+
+def test_a_module_that_replaces_a_built_in_suite_goes_to_the_workers(tmp_path: Path) -> None:
+    """Also where the module is the first to load that suite; one that merely loads it does not."""
+    replacing, loading = tmp_path / "replacing.py", tmp_path / "loading.py"
+    replacing.write_text(REPLACEMENT)
+    loading.write_text("from rlvla.envs.registry import get_suite\n\nget_suite('toy_push')\n")
+    code = (
+        "import sys; from rlvla.commands.custom_modules import CustomConfig, load_custom_modules, modules_with_suites;"
+        "from rlvla.envs.registry import get_suite; sources = sys.argv[1:];"
+        "load_custom_modules([word for source in sources for word in ('--custom_module', source)]);"
+        "print(*modules_with_suites(CustomConfig(tuple(sources))))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(loading), str(replacing)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=120,
+    )
+    assert done.stdout.split() == [str(replacing)], done.stderr
+    flags = ["--task_suite_name", "toy_reach", "--custom_module", str(replacing), "--num_demos", "1", "--keep", "all"]
+    recorded = subprocess.run(
+        [sys.executable, "cli/collect_demos.py", *flags, "--output", str(tmp_path / "demos"), "--max_steps", "5"],
+        capture_output=True, text=True, cwd=ROOT, timeout=300,
+    )  # fmt: skip
+    assert recorded.returncode == 0, recorded.stderr
+    (file,) = (tmp_path / "demos").rglob("*.hdf5")
+    with h5py.File(file) as content:
+        (episode,) = content["data"].values()
+        assert not np.any(episode["actions"][:]), "the workers played the replacement"
 
 
 def test_everything_that_cannot_be_loaded_is_told_at_once(tmp_path: Path) -> None:
