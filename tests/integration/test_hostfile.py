@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,33 @@ def test_started_on_each_machine_without_ssh(policy_folder: Path, tmp_path: Path
     printed = [process.communicate(timeout=300)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], "\n".join(text[-2000:] for text in printed)
     assert sum(text.count("next: python cli/eval_vla.py") for text in printed) == 1
+    trained_on_two_ranks(tmp_path / "run")
+
+
+def test_two_tasks_of_a_slurm_job(policy_folder: Path, tmp_path: Path) -> None:
+    """The commands of Slurm stand in: srun starts both tasks here, with the variables that it sets."""
+    programs = {
+        "srun": 'shift\nfor i in 0 1; do SLURM_PROCID=$i SLURM_LOCALID=$i "$@" & tasks+=($!); done\n'
+        "for task in ${tasks[@]}; do wait $task || exit 1; done",
+        "scontrol": "printf '127.0.0.1\\nnot_the_first\\n'",
+        "activate": "",
+    }
+    (tmp_path / "bin").mkdir()
+    for name, text in programs.items():
+        (tmp_path / "bin" / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    job = {"SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_ID": "7"}
+    job |= {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "VENV": str(tmp_path), "MASTER_PORT": free_port()}
+    path = os.pathsep.join([str(tmp_path / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        ["bash", "examples/scripts/slurm.sbatch", *training(policy_folder, tmp_path / "run")],
+        cwd=ROOT,
+        env={**environment(), **job, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     trained_on_two_ranks(tmp_path / "run")
 
 

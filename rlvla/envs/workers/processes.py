@@ -26,6 +26,7 @@ from rlvla.envs.workers.messages import Hello, SlotAnswer, SlotCommand, dump_com
 from rlvla.envs.workers.slab import ArrayRef, Slab, create_slab_file
 from rlvla.utils.errors import ConfigError
 
+_EGL_DEVICE = "MUJOCO_EGL_DEVICE_ID"
 # One core per worker. LP_NUM_THREADS is for Mesa's software renderer, which otherwise starts a thread per core.
 WORKER_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -164,7 +165,7 @@ class ProcessBackend:
                         command,
                         stdin=subprocess.DEVNULL,
                         stdout=2,  # simulator output belongs to the diagnostics
-                        env=worker_environment({**options.environment, MARK: mark}),
+                        env=worker_environment({**egl_device(nvidia_devices()), **options.environment, MARK: mark}),
                         pass_fds=(theirs.fileno(), *slab_fds),
                         # A terminal's Ctrl-C and hang-up are for the pool's process; and the group can be killed.
                         start_new_session=True,
@@ -269,6 +270,27 @@ def resident_bytes(pid: int | str) -> int:
     except OSError:
         return 0
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def nvidia_devices() -> list[str]:
+    """Device files of the NVIDIA GPUs that this process may use; EGL and CUDA number them in this order."""
+    return sorted(map(str, Path("/dev").glob("nvidia[0-9]*")), key=lambda path: int(path.removeprefix("/dev/nvidia")))
+
+
+def egl_device(devices: Sequence[str]) -> dict[str, str]:
+    """The variable that makes MuJoCo render on the GPU of this rank, where there are several; {} leaves the choice.
+
+    Args:
+        devices: from `nvidia_devices`.
+    """
+    if len(devices) < 2 or _EGL_DEVICE in os.environ:
+        return {}
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    rank = int(os.environ.get("LOCAL_RANK", "0"))
+    device = rank if not visible else visible[rank % len(visible)]
+    if not str(device).isdigit() or int(device) >= len(devices):  # a UUID, or a number of another enumeration
+        return {}
+    return {_EGL_DEVICE: str(device)}
 
 
 def worker_environment(extra: Mapping[str, str]) -> dict[str, str]:

@@ -13,6 +13,7 @@ import pytest
 from rlvla.envs.workers.config import WorkerConfig, start_pool
 from rlvla.envs.workers.messages import EnvSpec, Reset
 from rlvla.envs.workers.pool import EnvWorkerError
+from rlvla.envs.workers.processes import egl_device
 from rlvla.envs.workers.watchdog import run_everywhere
 from rlvla.utils.errors import RunEnded
 from tests.support import faulty_suite
@@ -39,6 +40,30 @@ def test_a_worker_lost_before_its_greeting_is_replaced(tmp_path: Path) -> None:
     first = spec(tmp_path)
     with start_pool(2, WorkerConfig(), first, [faulty_suite.__file__], str(python)) as pool:
         assert pool.restarts == 1 and [pool.holds(slot) for slot in range(2)] == [first, first]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "variables", "device"),
+    [
+        (1, {"LOCAL_RANK": "0"}, None),
+        (4, {}, "0"),
+        (4, {"LOCAL_RANK": "2"}, "2"),
+        (4, {"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "2,3"}, "3"),
+        (4, {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "1"}, "1"),
+        (4, {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "GPU-8f"}, None),
+        (2, {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "7"}, None),
+        (4, {"LOCAL_RANK": "2", "MUJOCO_EGL_DEVICE_ID": "0"}, None),
+    ],
+)
+def test_workers_render_on_the_gpu_of_their_rank(
+    gpus: int, variables: dict[str, str], device: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "MUJOCO_EGL_DEVICE_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    devices = [f"/dev/nvidia{number}" for number in range(gpus)]
+    assert egl_device(devices) == ({} if device is None else {"MUJOCO_EGL_DEVICE_ID": device})
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
