@@ -112,6 +112,8 @@ EXTRAS = {
     "wandb": ["wandb>=0.17"],
     # Recordings of episodes for the viewer of rerun.io.
     "rerun": ["rerun-sdk>=0.23"],
+    # Policies behind a socket.
+    "serve": ["websockets>=13", "msgpack>=1"],
     # For an environment of its own, since its pins conflict with the trainer's: examples/scripts/install_vllm.sh.
     "vllm": ["vllm>=0.32"],
 }

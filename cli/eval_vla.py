@@ -28,6 +28,7 @@ from rlvla.models.config import PolicyConfig
 from rlvla.rewards.config import JudgeConfig
 from rlvla.rewards.success_source import SuccessConfig
 from rlvla.rollout.config import RolloutConfig
+from rlvla.serving.config import RemoteConfig
 from rlvla.utils.cli.command import command, heavy_imports
 from rlvla.utils.cli.flags import Parser, add_arguments, from_namespace
 
@@ -46,6 +47,7 @@ def build_parser() -> Parser:
     add_arguments(parser, JudgeConfig, "models that tell success")
     add_arguments(parser, WorkerConfig, "environment workers")
     add_arguments(parser, RolloutConfig, "rollout engine")
+    add_arguments(parser, RemoteConfig, "policy behind a socket")
     add_arguments(parser, CustomConfig, "own code")
     add_suite_flags(parser)
     return parser
@@ -56,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
     namespace = parse_command_line(build_parser, argv)
     kinds = (PolicyConfig, EnvConfig, SplitConfig, EvalConfig, WorkerConfig, RolloutConfig, CustomConfig)
-    kinds += (SuccessConfig, JudgeConfig)
+    kinds += (SuccessConfig, JudgeConfig, RemoteConfig)
     parts = [from_namespace(kind, namespace, _SEVERAL_SUITES if kind is EnvConfig else ()) for kind in kinds]
     parts[1] = parts[1].with_suite_flags(namespace)
     with heavy_imports():

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlvla.checkpoints.policy_folder import learned_states, recorded_environment
 from rlvla.commands.custom_modules import CustomConfig, modules_with_suites
 from rlvla.commands.demos.scene import scene_film
 from rlvla.commands.evaluate_checks import (
@@ -18,17 +17,17 @@ from rlvla.commands.evaluate_checks import (
     check,
     modes_of,
     output_of,
+    remote_problems,
     samples_of,
 )
 from rlvla.commands.run_policies import policy_folder
 from rlvla.commands.setup import start_workers
 from rlvla.envs.config import EnvConfig, SplitConfig
-from rlvla.envs.splits import describe_learned_from
 from rlvla.envs.workers.config import WorkerConfig
 from rlvla.envs.workers.watchdog import WatchedPool
 from rlvla.evaluation.config import EvalConfig
 from rlvla.evaluation.evaluate import evaluate
-from rlvla.evaluation.journal import EpisodeJournal, fingerprint, journal_folder, remove_journals
+from rlvla.evaluation.journal import EpisodeJournal, journal_folder, remove_journals
 from rlvla.evaluation.protocol import condition_labels
 from rlvla.evaluation.report import (
     EvaluationReport,
@@ -44,8 +43,10 @@ from rlvla.models.config import PolicyConfig
 from rlvla.rewards import RewardPlan, SuccessConfig
 from rlvla.rewards.config import JudgeConfig
 from rlvla.rollout import RolloutConfig, RolloutEngine
+from rlvla.serving.config import RemoteConfig
 from rlvla.utils.deepspeed.config import StrategyConfig
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
+from rlvla.utils.errors import ConfigError
 from rlvla.utils.terminal import page_words, passing_note, quiet_libraries, show, table
 
 
@@ -84,6 +85,7 @@ def run_eval(
     custom: CustomConfig | None = None,
     success: SuccessConfig | None = None,
     models: JudgeConfig | None = None,
+    remote: RemoteConfig | None = None,
 ) -> EvaluationReport:
     """Evaluate a policy and its baselines in each suite, compare them, print tables and write the files.
 
@@ -95,11 +97,15 @@ def run_eval(
             them are raised before anything is started.
         VLMFailuresError: more requests of a mode failed than `--vlm_max_failures` allows.
     """
-    policy = replace(policy, pretrain=policy_folder(policy.pretrain, env_python=env.env_python))
+    remote = remote or RemoteConfig()
+    problems = remote_problems(policy, config, remote)
+    if problems:
+        raise ConfigError(problems)
+    policy = replace(policy, pretrain=remote.remote or policy_folder(policy.pretrain, env_python=env.env_python))
     config = replace(config, compare=tuple(policy_folder(name, "compare", env.env_python) for name in config.compare))
     workers = workers or WorkerConfig()
     judged = JudgedSuccess(success or SuccessConfig(), models or JudgeConfig())
-    plans = check(policy, env, split, config, workers, judged, *filter(None, (rollout,)))
+    plans = check(policy, env, split, config, workers, judged, remote, *filter(None, (rollout,)))
     quiet_libraries()
     output = output_of(policy, config)
     modules = modules_with_suites(custom or CustomConfig())
@@ -160,15 +166,14 @@ def _evaluate_policy(
     actor, rollout = _load(policy, pool, strategy, evaluation)
     if evaluation.rewards.success is not None and hasattr(evaluation.rewards.success.judge, "device"):
         evaluation.rewards.success.judge.device = strategy.device
-    learned_from = learned_states(recorded_environment(policy.folder))
-    trained_on = describe_learned_from(env.tasks, learned_from)
+    learned_from, trained_on = policy.learned_from, policy.trained_on
     unseen: tuple[int, ...] = ()
     if learned_from and any(seen.suite == env.suite for seen in learned_from):
         unseen = tuple(t.task_id for t in env.tasks if not any(seen.may_be_of(t) for seen in learned_from))
     results: list[EvalResult] = []
     for mode, temperature in modes_of(config).items():
         identity: dict[str, Any] = {
-            "policy": [str(Path(policy.folder).resolve()), fingerprint(Path(policy.folder))],
+            "policy": policy.identity,
             "environment": env.record,
             "options": [setting.checkpoint.unnorm_key, setting.overrides, config.seed, mode, temperature],
         }

@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from rlvla.checkpoints.policy_folder import learned_states, recorded_environment
 from rlvla.commands.demos.scene import scene_problems
 from rlvla.commands.model_checks import ObservationSpec, folder_problems
+from rlvla.commands.remote_checks import check_remote, describe_remote, learned_from_of
 from rlvla.commands.setup import CheckedRun, check_run
 from rlvla.envs.config import EnvConfig, SplitConfig
+from rlvla.envs.splits import LearnedStates, describe_learned_from
 from rlvla.envs.workers.config import WorkerConfig
 from rlvla.evaluation.config import EvalConfig
+from rlvla.evaluation.journal import fingerprint
 from rlvla.evaluation.protocol import condition_labels, describe_differences, describe_protocol, known_instructions
 from rlvla.evaluation.report import PolicyEvaluation
 from rlvla.models.config import PolicyConfig
 from rlvla.models.vla.checkpoint_files import EVALUATION_FILE
 from rlvla.rewards import RewardPlan, SuccessConfig, make_success_source
 from rlvla.rewards.config import JudgeConfig
+from rlvla.serving.client import RemoteCheckpoint
+from rlvla.serving.config import RemoteConfig
 from rlvla.trainer import reward_sources as _reward_model  # noqa: F401  registers rm_model
 from rlvla.utils.cli.flags import no_effect_problems, range_problems
 from rlvla.utils.deepspeed.config import launch_problems
 from rlvla.utils.errors import ConfigError, Problem, require
 from rlvla.utils.files import target_problem
+
+# Results of policies behind a socket; a folder for each address.
+REMOTE_FOLDER = Path("runs/remote")
 
 
 @dataclass(frozen=True)
@@ -33,7 +43,7 @@ class EvaluatedPolicy:
     """A policy to evaluate.
 
     Attributes:
-        folder: its checkpoint folder, as given by the user.
+        folder: its checkpoint folder, as given by the user, or its address.
         setting: its checked configuration.
         protocols: mode -> `describe_protocol`.
     """
@@ -41,6 +51,31 @@ class EvaluatedPolicy:
     folder: str
     setting: CheckedRun
     protocols: dict[str, dict[str, Any]]
+
+    @property
+    def remote(self) -> RemoteCheckpoint | None:
+        """The policy behind a socket; None for a folder."""
+        return self.setting.checkpoint if isinstance(self.setting.checkpoint, RemoteCheckpoint) else None
+
+    @property
+    def learned_from(self) -> list[LearnedStates] | None:
+        """The initial states that it was trained on; None if they are not recorded."""
+        if self.remote is not None:
+            return learned_from_of(self.remote.metadata, self.remote.config)
+        return learned_states(recorded_environment(self.folder))
+
+    @property
+    def trained_on(self) -> str:
+        """Description of `learned_from` with respect to the evaluated tasks."""
+        describe = describe_learned_from if self.remote is None else describe_remote
+        return describe(self.setting.tasks, self.learned_from)
+
+    @property
+    def identity(self) -> list[Any]:
+        """The name, and the version as far as it can be told."""
+        if self.remote is not None:
+            return [self.folder, str(self.remote.metadata)]
+        return [str(Path(self.folder).resolve()), fingerprint(Path(self.folder))]
 
 
 @dataclass(frozen=True)
@@ -102,6 +137,7 @@ def check(
     config: EvalConfig,
     workers: WorkerConfig,
     success: JudgedSuccess,
+    remote: RemoteConfig,
     *more_flags: Any,
 ) -> dict[str, SuitePlan]:
     """The plans by suite, in the order of the command line.
@@ -109,7 +145,7 @@ def check(
     Raises:
         ConfigError: all problems of all suites; a problem of one among several suites starts with the suite's name.
     """
-    parts = (policy, env, split, config, workers, success.config, success.models, *more_flags)
+    parts = (policy, env, split, config, workers, success.config, success.models, remote, *more_flags)
     problems: list[str | Problem] = [p for part in parts for p in range_problems(part)]
     out_of_range = {p.flag for p in problems if isinstance(p, Problem)}  # reported once is enough
     problems += [p for p in no_effect_problems(parts, {}, ()) if p.flag not in out_of_range]
@@ -141,7 +177,7 @@ def check(
     for suite in dict.fromkeys(suites):
         for condition, given in _conditions(replace(env, task_suite_name=suite), config):
             try:
-                plans |= [_plan(policy, condition, split, config, success, given)]
+                plans |= [_plan(policy, condition, split, config, success, given, remote)]
             except ConfigError as error:
                 of_suites[suite] = list(dict.fromkeys([*of_suites.get(suite, ()), *error.problems]))
     if len(plans) > 1:  # --allow_unpaired would put the results of another suite or condition into a row
@@ -195,6 +231,7 @@ def _plan(
     config: EvalConfig,
     success: JudgedSuccess,
     given: Mapping[str, Any],
+    remote: RemoteConfig,
 ) -> tuple[str, SuitePlan]:
     """Name of the suite, with its condition, and its checked policies; raises a ConfigError with all problems."""
     problems: list[Problem] = []
@@ -214,9 +251,12 @@ def _plan(
                 if suite is not None:  # otherwise the policy itself is missing, which is already reported
                     earlier[name] = PolicyEvaluation.read(Path(name), title(suite))
                 continue
-            setting, more = check_run(
-                replace(policy, pretrain=name), env, split, config.eval_episodes, success=success.config
-            )
+            if name == remote.remote:
+                setting, more = check_remote(remote, policy, env, split, config.eval_episodes, success.config)
+            else:
+                setting, more = check_run(
+                    replace(policy, pretrain=name), env, split, config.eval_episodes, success=success.config
+                )
             problems += [p.prefixed(label) for p in more]
             if setting is None:
                 continue
@@ -241,9 +281,32 @@ def _plan(
     return title(policies[0].setting.env.suite), SuitePlan(tuple(policies), earlier, given)
 
 
+def remote_problems(policy: PolicyConfig, config: EvalConfig, remote: RemoteConfig) -> list[Problem]:
+    """Flags that do not go with --remote."""
+    if remote.remote is None:
+        return []
+    problems = []
+    for module in ("websockets.sync.client", "msgpack"):
+        require(module, extra="serve")
+    if not re.fullmatch(r"wss?://[^/\s]+(/\S*)?", remote.remote):
+        text = f"--remote {remote.remote}: write an address such as ws://127.0.0.1:8000"
+        problems.append(Problem("remote", "invalid", text))
+    if policy.pretrain not in (PolicyConfig().pretrain, remote.remote):
+        text = f"--pretrain {policy.pretrain} and --remote name two policies; name the folder with --compare"
+        problems.append(Problem("remote", "contradiction", text))
+    if config.sampled:
+        text = "--sampled: the server decides how actions are chosen; leave it out"
+        problems.append(Problem("sampled", "contradiction", text))
+    return problems
+
+
 def output_of(policy: PolicyConfig, config: EvalConfig) -> Path:
-    """The JSON file of an evaluation."""
-    return Path(config.output) if config.output else Path(policy.pretrain) / EVALUATION_FILE
+    """The JSON file of an evaluation, by default in the policy's folder, or in `REMOTE_FOLDER`."""
+    if config.output:
+        return Path(config.output)
+    if "://" in policy.pretrain:
+        return REMOTE_FOLDER / re.sub(r"\W+", "_", policy.pretrain.partition("://")[2]) / EVALUATION_FILE
+    return Path(policy.pretrain) / EVALUATION_FILE
 
 
 def modes_of(config: EvalConfig) -> dict[str, float | None]:

@@ -113,7 +113,7 @@ def check_run(
     resolved: ResolvedEnv | None = None
     checkpoint, overrides = None, {}
     try:
-        overrides = checkpoint_overrides(folder, policy, _cameras_of(env), scores)
+        overrides = checkpoint_overrides(folder, policy, cameras_of(env), scores)
         checkpoint = check_checkpoint(folder, policy.unnorm_key, env.task_suite_name, overrides)
     except ConfigError as error:
         problems += error.problems
@@ -166,7 +166,7 @@ def success_problems(given: EnvConfig, env: EnvConfig, source: str) -> list[Prob
     return problems
 
 
-def _cameras_of(env: EnvConfig) -> Sequence[str]:
+def cameras_of(env: EnvConfig) -> Sequence[str]:
     """The cameras of the environment; () if they are unknown, which is reported elsewhere."""
     try:
         return env.camera_names

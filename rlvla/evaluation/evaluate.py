@@ -69,7 +69,8 @@ def evaluate(
 
         def on_episode(episode: FinishedEpisode) -> None:
             show(episode)
-            if journal is not None and not episode.unanswered:  # otherwise the judge is asked again on resume
+            # otherwise the judge, or the policy's server, is asked again on resume
+            if journal is not None and not (episode.unanswered or episode.failure):
                 journal.append(EpisodeOutcome.of(episode))
 
         finished = attempt(
@@ -80,7 +81,7 @@ def evaluate(
     if strategy.any(finished is None):
         raise BrokenOff
     assert finished is not None
-    gathered = strategy.gather_objects([EpisodeOutcome.of(s) for s in finished])
+    gathered = strategy.gather_objects([EpisodeOutcome.of(s) for s in (*finished, *engine.stats.failed)])
     warning = saturation_warning(saturated_proprio(finished, policy.spec.proprio_limit))
     if warning and strategy.is_main:
         log.warning(f"{description}: {warning}")

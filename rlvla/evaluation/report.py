@@ -442,6 +442,7 @@ def as_markdown(report: EvaluationReport) -> str:
                 trained_on = markdown_text(evaluation.trained_on) + "; " if evaluation.trained_on else ""
                 intervals = result.about_samples or f"95 % {result.kind_of_intervals}"
                 dropped = f" **{result.dropped} episodes could not be played.**" if result.dropped else ""
+                dropped += f" **{markdown_text(result.about_failures)}**" if result.about_failures else ""
                 blocks += [
                     f"## {markdown_text(where + evaluation.policy)}, {result.mode}",
                     f"Protocol {markdown_text(result.protocol)}, seed {protocol['seed']}; {labels}"

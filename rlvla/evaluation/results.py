@@ -82,6 +82,7 @@ class EpisodeOutcome:
         regressions: how often success was lost again.
         sample: index of the episode within its initial state, counted from 0.
         simulator_once, simulator_at_end, unanswered: see `rlvla.experience.Sample`.
+        failure: why the policy had no actions, so that the episode failed; "" if it had.
     """
 
     task_id: int
@@ -94,6 +95,7 @@ class EpisodeOutcome:
     simulator_once: bool | None = None
     simulator_at_end: bool | None = None
     unanswered: int = 0
+    failure: str = ""
 
     @classmethod
     def of(cls, episode: Sample | FinishedEpisode) -> EpisodeOutcome:
@@ -109,12 +111,14 @@ class EpisodeOutcome:
             simulator_once=episode.simulator_once,
             simulator_at_end=episode.simulator_at_end,
             unanswered=int(episode.unanswered),
+            failure=getattr(episode, "failure", ""),
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; the simulator's success and `unanswered` only if a judge detected success."""
+        """For JSON; the simulator's success and `unanswered` only if a judge detected success, `failure` if any."""
         judged = () if self.simulator_at_end is not None else ("simulator_once", "simulator_at_end", "unanswered")
-        return {name: value for name, value in asdict(self).items() if name not in judged}
+        left_out = (*judged, *(() if self.failure else ("failure",)))
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 
 @dataclass(frozen=True)
@@ -276,6 +280,12 @@ class EvalResult:
         return f"success detector: {source}" + (f" ({unanswered} question(s) without an answer)" if unanswered else "")
 
     @property
+    def about_failures(self) -> str:
+        """Number of episodes that failed because the policy had no actions, with the first reason; "" if none did."""
+        reasons = [episode.failure for episode in self.episodes if episode.failure]
+        return f"{len(reasons)} EPISODES FAILED WITHOUT ACTIONS OF THE POLICY: {reasons[0]}" if reasons else ""
+
+    @property
     def kind_of_intervals(self) -> str:
         """Method of the intervals of success rates."""
         return "Wilson intervals" if self.samples == 1 else "intervals clustered by initial state"
@@ -345,7 +355,7 @@ class EvalResult:
     def as_table(self, note: str = "") -> str:
         """For the terminal, followed by mode, protocol and the note."""
         notes = [f"{self.mode}, protocol {self.protocol}", self.success_detector]
-        notes += filter(None, [note, self.about_samples])
+        notes += filter(None, [note, self.about_samples, self.about_failures])
         notes += [f"{self.dropped} EPISODES COULD NOT BE PLAYED and are in no figure"] if self.dropped else []
         text = f"{table(self.HEADERS, self.rows())}\n({'; '.join(notes)})"
         agreement, source = self.agreement, self.success_source

@@ -132,12 +132,14 @@ class Decision:
         log_probs: [B, K] float32.
         trace: see `PolicyOutput`; name -> [B, ...].
         version: training iterations of the policy's weights; None: not counted.
+        failures: row -> why there are no actions for it; its episode fails (policies behind a socket).
     """
 
     actions: np.ndarray
     log_probs: np.ndarray
     trace: dict[str, np.ndarray]
     version: int | None = None
+    failures: dict[int, str] = field(default_factory=dict)
 
 
 class RolloutPolicy(Protocol):

@@ -51,6 +51,7 @@ class FinishedEpisode:
         suite, task_id, init_state_id, seed, uid: see `EpisodeRequest`.
         success_once, success_at_end, finish_step, regressions, simulator_once, simulator_at_end, unanswered: see
             `rlvla.experience.Sample`.
+        failure: why the policy had no actions, so that the episode failed; "" if it had.
     """
 
     suite: str
@@ -65,11 +66,12 @@ class FinishedEpisode:
     simulator_once: bool | None = None
     simulator_at_end: bool | None = None
     unanswered: int = 0
+    failure: str = ""
 
     @classmethod
     def of(cls, sample: Sample) -> FinishedEpisode:
         """From a sample whose rewards may still be incomplete."""
-        return cls(**{field.name: getattr(sample, field.name) for field in fields(cls)})
+        return cls(**{field.name: getattr(sample, field.name) for field in fields(cls) if field.name != "failure"})
 
 
 class Phase(enum.Enum):
@@ -243,6 +245,23 @@ class Episode:
         self.phase = Phase.COMPLETED if self._terminated or self._truncated else Phase.READY
         if self.phase is Phase.COMPLETED:
             self._rewards.end(terminated=self._terminated, truncated=self._truncated)
+
+    def failed_by_policy(self, reason: str) -> FinishedEpisode:
+        """End the episode as a failure, because the policy has no actions."""
+        request, steps = self.request, self.steps
+        self.fail()
+        return FinishedEpisode(
+            request.suite,
+            request.task_id,
+            request.init_state_id,
+            request.seed,
+            request.uid,
+            success_once=self._success_once,
+            success_at_end=False,
+            finish_step=steps,
+            regressions=self._regressions,
+            failure=reason,
+        )
 
     def fail(self) -> None:
         """Discard this attempt after a failure of the environment."""

@@ -262,6 +262,9 @@ class RolloutSession:
         self.stats.decisions += len(slots)
         for row, (slot, episode) in enumerate(zip(slots, episodes)):
             actions, request = decision.actions[row], episode.request
+            if row in decision.failures:
+                self._fail_by_policy(slot, decision.failures[row])
+                continue
             if not np.isfinite(actions).all():
                 raise RunEnded(
                     f"the policy's actions hold NaN or infinity ({request.suite}, task {request.task_id}, initial "
@@ -365,6 +368,14 @@ class RolloutSession:
         self.stats.env_steps += sample.finish_step
         if self._on_episode:
             self._on_episode(FinishedEpisode.of(sample))
+
+    def _fail_by_policy(self, slot: int, reason: str) -> None:
+        """Count an episode as failed, because the policy has no actions for it."""
+        failed = self._running.pop(slot).episode.failed_by_policy(reason)
+        log.warning("task %d, initial state %d fails: %s", failed.task_id, failed.init_state_id, reason)
+        self.stats.failed.append(failed)
+        if self._on_episode:
+            self._on_episode(failed)
 
     def _fail(self, slot: int, running: _Running, error: EnvWorkerError) -> None:
         """Retry the episode or drop it; a failure caused by another slot does not count as an attempt."""

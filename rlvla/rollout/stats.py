@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlvla.envs.workers.pool import FAULT_KINDS, EnvWorkerError
 from rlvla.experience import Sample
-from rlvla.rollout.episode import EpisodeRequest
+from rlvla.rollout.episode import EpisodeRequest, FinishedEpisode
 from rlvla.utils.errors import RunEnded
 
 OF_TASKS = "rollout_tasks/"  # prefix of a task's name in multi-task runs: its success at end
@@ -51,6 +51,7 @@ class RolloutStats:
         episodes: finished episodes.
         retries: failed attempts that were repeated, including episodes lost with another one of the same worker.
         dropped: episodes given up.
+        failed: episodes for which the policy had no actions, see `Decision.failures`.
         faults: failed attempts by kind, see `FAULT_KINDS`.
     """
 
@@ -66,6 +67,7 @@ class RolloutStats:
     episodes: int = 0
     retries: int = 0
     dropped: list[DroppedEpisode] = field(default_factory=list)
+    failed: list[FinishedEpisode] = field(default_factory=list)
     faults: Counter[str] = field(default_factory=Counter)
 
     def as_metrics(self) -> dict[str, float]:

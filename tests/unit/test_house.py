@@ -21,7 +21,7 @@ FLOORS = (
     {"utils"},
     {"models", "envs"},
     {"data", "rewards", "memory", "replay"},
-    {"rollout", "checkpoints"},
+    {"rollout", "checkpoints", "serving"},
     {"evaluation"},
     {"trainer"},
     {"commands"},
