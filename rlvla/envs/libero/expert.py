@@ -234,7 +234,7 @@ class LiberoExpert:
             return self._stay(OPEN)
         kind, *names = predicate
         if kind in ("on", "in"):
-            door = self._door_of(names[1])
+            door = self._door_of(names[1]) if kind == "in" else None  # a stove's knob shuts nothing
             if door is not None and self._memory.held_at is None and (self._memory.opening or self._is_shut(door)):
                 return self._open(door)
             return self._pick_and_place(kind, names[0], names[1])
