@@ -3,6 +3,7 @@
 # The other scripts source it; it does nothing if everything is in place.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+unset PYTHONDONTWRITEBYTECODE # images of containers set it: each process would compile all it imports
 
 find_python() {
   for candidate in "${PYTHON:-}" python3.11 python3.12 python3; do

@@ -28,7 +28,8 @@ def training(policy: Path, folder: Path) -> Iterator[subprocess.Popen[str]]:
         command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as run:
         try:
-            assert wait_for(lambda: bool(running(WORKER, str(folder))))
+            assert wait_for(lambda: bool(running(WORKER, str(folder))) or run.poll() is not None)
+            assert run.poll() is None, run.communicate()[0]
             yield run
         finally:
             for pid in running("", str(folder)):
