@@ -76,7 +76,10 @@ ITERATIONS = [
     *("--no-check_start", "--no-val_before_train", "--eval_episodes", "1", "--no-use_tensorboard"),
     *("--max_idle_iterations", "0", "--actor_learning_rate", "1e-6"),
 ]
-TINY_ITERATIONS = [*ITERATIONS, "--num_episodes", "96", "--num_envs", "2"]
+TINY_ITERATIONS = [
+    *(*ITERATIONS, "--n_samples_per_prompt", "2", "--rollout_batch_size", "2", "--train_batch_size", "4"),
+    *("--num_episodes", "12", "--num_envs", "2", "--max_steps", "4", "--max_epochs", "1"),
+]
 
 
 @dataclass(frozen=True)
