@@ -167,6 +167,7 @@ ELSEWHERE = {
     "rlvla/data/lerobot_writing.py": ["256 values", "(3, 256)", "minlength=256", "np.arange(256)"],  # of a pixel
     "rlvla/envs/config.py": ["LIBERO: 256"],
     "rlvla/envs/libero/env.py": ["IMAGE_SIZE"],
+    "rlvla/envs/mujoco/light_assets.py": ["TEXTURE_SIZE"],
     "rlvla/rewards/config.py": ["        256,"],
     "rlvla/trainer/config.py": ["decisions per forward pass"],
     "rlvla/trainer/off_policy/config.py": ["train_batch_size", "hidden_sizes"],
