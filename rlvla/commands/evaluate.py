@@ -130,10 +130,10 @@ def _evaluate_suite(suite: str, plan: SuitePlan, evaluation: _Evaluation) -> Sui
         evaluations = [_evaluate_policy(suite, policy, plan, pool, strategy, evaluation) for policy in plan.policies]
         if config.num_videos and len(evaluations) > 1:  # of states that were gained and lost
             states = _filmed_states(config, plan, evaluations)
-            for policy, result in zip(plan.policies, evaluations):
+            for policy, of_policy in zip(plan.policies, evaluations):
                 loaded = _load(policy, pool, strategy, evaluation)
-                made = _film(suite, policy, plan, pool, strategy, evaluation, loaded, result.results, states)
-                result.videos.update(made)
+                made = _film(suite, policy, plan, pool, strategy, evaluation, loaded, of_policy.results, states)
+                of_policy.videos.update(made)
                 del loaded  # before the next one is in memory
     by_name = {policy.folder: result for policy, result in zip(plan.policies, evaluations)} | dict(plan.earlier)
     result = SuiteEvaluation.of(evaluations[0], [by_name[name] for name in config.compare])
