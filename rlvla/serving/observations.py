@@ -15,7 +15,7 @@ from rlvla.utils.seeding import derive_rng
 
 STATE, PROMPT = "state", "prompt"
 # Keys of requests of rlvla's own: the seed of an episode, and the random numbers of a decision (`PolicySpec.draw`).
-SEED_KEY, NOISE_KEY = "rlvla/episode_seed", "rlvla/noise"
+SEED_KEY, NOISE_KEY = "rlvla_episode_seed", "rlvla_noise"
 _MAX_PROMPT = 10_000
 _NO_IMAGES = np.zeros((0, 8, 8, 3), np.uint8)
 

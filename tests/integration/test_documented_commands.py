@@ -91,6 +91,7 @@ NOT_RUN = {
     "tests/learning/test_learns_toy_reach.py evaluates it so",
     "lerobot-eval": "needs LeRobot",
     "python cli/eval_vla.py --remote": "needs a server; tests/integration/test_remote_eval.py starts some",
+    "python benchmarks/serving.py": "needs a server; run by hand",
     "python cli/serve_vla.py": "runs until it is interrupted; tests/integration/test_serve_run.py does that",
     "python benchmarks/lerobot_agreement.py": "needs LeRobot; its results are test vectors",
 }
