@@ -26,7 +26,7 @@ SHOULDER, WRIST_ABOVE, WRIST_BEHIND, REACH = 0.333, 0.204, 0.088, 0.67
 MOST_TILT = 0.5  # radians
 _MARGINS = ((0.003, 5.0), (0.008, 0.5))  # clearance, cost of violating it
 _KEPT = 400  # candidates per object
-_MOST_CACHED = 256
+_MOST_CACHED = 200  # objects
 
 
 @dataclass(frozen=True)
