@@ -18,6 +18,7 @@ from rlvla.utils.signals import begin
 
 begin(__name__)
 
+from rlvla.commands.custom_modules import CustomConfig, parse_command_line
 from rlvla.models.config import PLATFORM_HELP, VARIANT_HELP
 from rlvla.models.vla.choices import MODEL_VARIANTS, PLATFORMS
 from rlvla.utils.cli.command import command, heavy_imports
@@ -37,13 +38,14 @@ def build_parser() -> Parser:
     """The command line."""
     parser = Parser(__doc__ or "")
     add_arguments(parser, InspectConfig, "checkpoint")
+    add_arguments(parser, CustomConfig, "own code")
     return parser
 
 
 @command()
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point; exits with status 1 if the folder cannot be trained."""
-    config = from_namespace(InspectConfig, build_parser().parse_args(argv))
+    config = from_namespace(InspectConfig, parse_command_line(build_parser, argv))
     with heavy_imports():
         from rlvla.commands.run_policies import policy_folder
         from rlvla.models import describe

@@ -19,7 +19,8 @@ from rlvla.utils.signals import begin
 begin(__name__)
 
 from rlvla.commands.custom_modules import CustomConfig, parse_command_line
-from rlvla.data.reading import read_demonstrations
+from rlvla.data.options import ReadOptions, dataset_camera_flag
+from rlvla.data.reading import check_options, read_demonstrations
 from rlvla.data.replayed_episodes import recorded_env, replay_problem
 from rlvla.rewards import RewardConfig, RewardPlan
 from rlvla.utils.cli.command import command, heavy_imports
@@ -35,6 +36,7 @@ class ScoreConfig:
 
     demos: str = arg("runs/demos/demos.hdf5", "recorded episodes (cli/collect_demos.py)", metavar="FILE")
     episodes: tuple[int, ...] = arg((0,), "numbers of the episodes in the file", minimum=0, metavar="N")
+    dataset_camera: tuple[str, ...] = dataset_camera_flag()
     output: str = arg(
         "runs/scores", "folder for a plot of each episode and scores.json", metavar="DIR", writes="folder"
     )
@@ -59,7 +61,9 @@ def run(config: ScoreConfig, rewards: RewardConfig) -> None:
     problems = range_problems(config) + range_problems(rewards)
     demos = plan = None
     try:
-        demos = read_demonstrations(config.demos)
+        options = ReadOptions(config.dataset_camera)
+        check_options(options, [config.demos])
+        demos = read_demonstrations(config.demos, options=options)
     except ConfigError as error:
         problems += error.problems
     try:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rlvla.commands.hours import hours_report
 from rlvla.commands.setup import CheckedRun
 from rlvla.data.demonstrations import Demonstrations
+from rlvla.data.options import options_like
 from rlvla.data.reading import read_demonstrations
 from rlvla.envs.registry import get_suite
 from rlvla.memory.plan import FrozenMemory, MemoryPlan, engine_memory, frozen_memory
@@ -139,7 +140,7 @@ def ppo_memory(flags: PPORun, setting: CheckedRun) -> MemoryPlan | None:
     frozen = _frozen_probes(flags, setting, row, amounts)
     size = setting.env.image_size or setting.spec.image_size or get_suite(setting.env.suite).default_image_size
     decision_bytes = cameras * size * size * 3 + setting.spec.columns * (8 + 4 * 6)
-    demos = optimization.ptx_demos
+    demos, like = optimization.ptx_demos, options_like(setting.env, optimization.dataset_camera)
     averages = optimization.ema_beta or LEARNERS.get(flags.algorithm.algorithm).played_tensors
     return MemoryPlan(
         {name: engine_memory(p, strategy, world, accumulates=accumulates) for name, p in probes.items()},
@@ -150,7 +151,7 @@ def ppo_memory(flags: PPORun, setting: CheckedRun) -> MemoryPlan | None:
         decision=probes["actor"].decision_bytes,
         offloads=optimization.offload_during_rollout,
         episodes=episodes * decisions * decision_bytes * (1 + flags.asynchronous.iterations_ahead),
-        demonstrations=0 if demos is None else read_demonstrations(demos, setting.env.camera_names).image_bytes,
+        demonstrations=0 if demos is None else read_demonstrations(demos, setting.env.camera_names, like).image_bytes,
     )
 
 

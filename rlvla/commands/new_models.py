@@ -14,6 +14,7 @@ from rlvla.models.action_heads import missing_of
 from rlvla.models.compact.config import HEADS, CompactConfig, layers_for
 from rlvla.models.compact.family import COMPACT_UNREAD, build_compact, compact_option_problems
 from rlvla.models.config import ActorConfig
+from rlvla.models.dataset_statistics import with_full_ranges
 from rlvla.models.families import Checkpoint, unread_option_problems
 from rlvla.models.flow.head import MISSING_OF_FLOWS
 from rlvla.models.lerobot.family import LeRobotCheckpoint
@@ -129,7 +130,7 @@ def lerobot_facts(demos: Demonstrations, run: SupervisedRunConfig, sizes: NewMod
     assert proprio is not None
     return NewPolicyFacts(
         sentences=sorted(set(demos.instructions)),
-        statistics=demos.statistics[key],
+        statistics=with_full_ranges(demos.statistics[key]),
         unnorm_key=key,
         cameras=tuple(run.cameras or demos.env_args["cameras"]),
         image_shape=demos.image_shape,
@@ -244,7 +245,7 @@ def _new_tiny(
     build_tiny(
         folder,
         sentences=sorted(set(demos.instructions)),
-        dataset_statistics=demos.statistics,
+        dataset_statistics={key: with_full_ranges(entry) for key, entry in demos.statistics.items()},
         image_size=demos.images[0].shape[2],
         llm_mlp_dim=3 * sizes["llm_dim"],
         **sizes,

@@ -22,7 +22,8 @@ from rlvla.commands.runs.checks import (
     writable,
 )
 from rlvla.commands.setup import CheckedRun, check_run
-from rlvla.data.reading import read_demonstrations
+from rlvla.data.options import options_like
+from rlvla.data.reading import check_options, read_demonstrations
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.config import SplitConfig, heldout_problems
 from rlvla.models.families import checkpoint_option_problems
@@ -193,7 +194,9 @@ def _demonstration_problems(flags: PPORun, setting: CheckedRun) -> list[Problem]
     if path is None:
         return []
     try:
-        demos = read_demonstrations(path, setting.env.camera_names)
+        options = options_like(setting.env, flags.optimization.dataset_camera)
+        check_options(options, [path])
+        demos = read_demonstrations(path, setting.env.camera_names, options)
     except ConfigError as error:
         return [p.of_flag("ptx_demos") for p in error.problems]
     problems = mismatch_with_policy(demos, path, setting.spec, flags.policy.pretrain)

@@ -21,6 +21,7 @@ from rlvla.checkpoints.training import chosen_checkpoint, whole_weights
 from rlvla.commands.ppo_flags import PPORun
 from rlvla.commands.setup import CheckedRun, check_run
 from rlvla.data.demonstrations import Demonstrations
+from rlvla.data.options import options_like
 from rlvla.data.reading import read_demonstrations
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.records import checked_record
@@ -209,7 +210,8 @@ def _export(run: Path, checkpoint: Path, output: Path, env_python: str | None) -
         raise ConfigError([p.prefixed(reason) for p in problems])
     demos = None
     if flags.optimization.ptx_demos is not None:
-        demos = read_demonstrations(flags.optimization.ptx_demos, setting.env.camera_names)
+        options = options_like(setting.env, flags.optimization.dataset_camera)
+        demos = read_demonstrations(flags.optimization.ptx_demos, setting.env.camera_names, options)
     with passing_note(f"reading {checkpoint}"):
         shared = flags.algorithm.share_backbone and learner_needs_critic(flags.algorithm)
         policy: Any = setting.checkpoint.load_policy(flags.actor, value_head=shared)

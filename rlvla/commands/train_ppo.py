@@ -13,6 +13,7 @@ from rlvla.commands.run_policies import policy_record, with_policy_folder
 from rlvla.commands.runs.asynchronous import correction_of
 from rlvla.commands.runs.training import begin, run_folder, started, train
 from rlvla.commands.setup import CheckedRun, first_observations
+from rlvla.data.options import options_like
 from rlvla.data.reading import read_demonstrations
 from rlvla.rewards import RewardPlan
 from rlvla.rollout import RolloutEngine
@@ -56,7 +57,8 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
         )
         demos = None
         if flags.optimization.ptx_demos is not None:
-            demos = read_demonstrations(flags.optimization.ptx_demos, setting.env.camera_names)
+            options = options_like(setting.env, flags.optimization.dataset_camera)
+            demos = read_demonstrations(flags.optimization.ptx_demos, setting.env.camera_names, options)
         config = PPOConfig(
             batch=flags.batch,
             algorithm=flags.algorithm,

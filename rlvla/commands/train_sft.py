@@ -37,6 +37,7 @@ from rlvla.envs.options import own_flags
 from rlvla.envs.registry import get_suite, is_known
 from rlvla.envs.splits import LearnedStates, UnseenStates
 from rlvla.models.config import ActorConfig
+from rlvla.models.dataset_statistics import narrow_dimensions
 from rlvla.models.families import Checkpoint, check_checkpoint, checkpoint_option_problems, checkpoint_overrides
 from rlvla.models.lerobot.processors import without_statistics
 from rlvla.models.lerobot.settings import camera_problems, read_camera_map
@@ -113,6 +114,7 @@ def run_sft(
         raise ConfigError(problems)
     if launched_rank() == 0:
         warn_of(demos, run.demos, run)
+        _warn_of_narrow_dimensions(demos)
         _warn_of_another_suite(demos, run.pretrain)
     if run.dry_run:
         if launched_rank() == 0:
@@ -216,6 +218,15 @@ def _next_command(
     if verdict.rl in ("ready", "slow"):
         return f"python cli/train_ppo_vla.py {pretrain} --save_path {beside('ppo')}{more}"
     return f"python cli/eval_vla.py {pretrain}{more}"
+
+
+def _warn_of_narrow_dimensions(demos: Demonstrations) -> None:
+    for part, dims in narrow_dimensions(next(iter(demos.statistics.values()))).items():
+        numbers = ", ".join(map(str, dims))
+        log.warning(
+            f"demonstrations: {part} dimension(s) {numbers} have one value in nearly all steps (q01 and q99 coincide); "
+            "a new policy normalizes them by minimum and maximum"
+        )
 
 
 def _environment_flags(demos: Demonstrations) -> list[str]:

@@ -24,6 +24,7 @@ from rlvla.utils.video import encode_frames
 
 _CHUNKS_SIZE = 1000
 _PICTURES = 10  # images per episode from which the statistics of a camera are computed
+_QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 _CRF = 8  # close to lossless, since the images are training data
 _VERSION = "v3.0"
 _PATHS = {
@@ -72,6 +73,7 @@ def write_lerobot(folder: Path, demos: Demonstrations, control_freq: float) -> N
     (temporary / "meta" / "info.json").write_text(json.dumps(info, indent=4), encoding="utf-8")
     statistics = _statistics(episodes, demos.env_args["cameras"])
     (temporary / "meta" / "stats.json").write_text(json.dumps(statistics, indent=4), encoding="utf-8")
+    (temporary / "README.md").write_text(_card(folder.name, info, tasks), encoding="utf-8")
     _write_files(temporary, demos, episodes, tasks, control_freq, info)
     if folder.exists():
         folder.rmdir()  # empty
@@ -128,15 +130,31 @@ def _info(demos: Demonstrations, episodes: list[_Rows], tasks: list[str], fps: f
     }
 
 
+def _card(name: str, info: dict[str, Any], tasks: list[str]) -> str:
+    """The dataset card of the Hub."""
+    head = "---\ntask_categories:\n- robotics\ntags:\n- LeRobot\nconfigs:\n- config_name: default\n"
+    head += "  data_files: data/*/*.parquet\n---"
+    facts = f"{info['total_episodes']} episodes, {info['total_frames']} steps at {info['fps']} Hz, {info['robot_type']}"
+    listed = "\n".join(f"- {task}" for task in tasks)
+    features = "\n".join(f"| {key} | {f['dtype']} | {f['shape']} |" for key, f in info["features"].items())
+    table = f"| feature | type | shape |\n|---|---|---|\n{features}"
+    return f"{head}\n\n# {name}\n\nLeRobot {_VERSION}: {facts}.\n\n{table}\n\nTasks:\n\n{listed}\n"
+
+
 def _feature(dtype: str, shape: list[int]) -> dict[str, Any]:
     return {"dtype": dtype, "shape": shape, "names": None}
 
 
 def _statistics(episodes: list[_Rows], cameras: Sequence[str]) -> dict[str, Any]:
-    """min, max, mean, std and count: [D] for actions and proprio, [3, 1, 1] in 0..1 for each camera."""
+    """Moments and quantiles: [D] of columns of numbers, [3, 1, 1] in 0..1 of each camera."""
     statistics = {ACTION: _moments(np.concatenate([rows.actions for rows in episodes]))}
     if episodes[0].proprio is not None:
         statistics[STATE] = _moments(np.concatenate([rows.proprio for rows in episodes if rows.proprio is not None]))
+    if episodes[0].rewards is not None:
+        rewards = [rows.rewards for rows in episodes if rows.rewards is not None]
+        statistics[REWARD] = _moments(np.concatenate(rewards)[:, None].astype(np.float64))
+        last = [np.arange(len(row)) == len(row) - 1 for row in rewards]
+        statistics[DONE] = _moments(np.concatenate(last)[:, None].astype(np.float64))
     for column, camera in enumerate(cameras):
         # from a few evenly spaced images of each episode
         statistics[IMAGE_PREFIX + camera] = _picture_moments(
@@ -149,6 +167,7 @@ def _statistics(episodes: list[_Rows], cameras: Sequence[str]) -> dict[str, Any]
 
 def _moments(values: np.ndarray) -> dict[str, Any]:
     moments = {"min": values.min(0), "max": values.max(0), "mean": values.mean(0), "std": values.std(0)}
+    moments |= dict(zip(_QUANTILES, np.quantile(values, list(_QUANTILES.values()), axis=0)))
     return {name: numbers.tolist() for name, numbers in moments.items()} | {"count": [len(values)]}
 
 
@@ -164,6 +183,8 @@ def _picture_moments(pictures: Iterable[np.ndarray]) -> dict[str, Any]:
     variance = (counts * (values - mean[:, None]) ** 2).sum(1) / counts.sum(1)
     present = [values[row > 0] for row in counts]
     moments = {"min": [v[0] for v in present], "max": [v[-1] for v in present], "mean": mean, "std": variance**0.5}
+    shares = counts.cumsum(1) / counts.sum(1, keepdims=True)
+    moments |= {name: [values[np.searchsorted(row, q)] for row in shares] for name, q in _QUANTILES.items()}
     return {name: [[[float(v)]] for v in channels] for name, channels in moments.items()} | {"count": [number]}
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from rlvla.envs.config import EnvConfig
 from rlvla.envs.pictures import IMAGE_FIT_HELP, IMAGE_FITS, ImageFit
 from rlvla.options import arg, given
 from rlvla.utils.errors import ConfigError, Problem
@@ -12,17 +14,39 @@ from rlvla.utils.errors import ConfigError, Problem
 IMAGE_PREFIX = "observation.images."
 
 
-@dataclass(frozen=True)
-class CameraNames:
-    """Names of the cameras of LeRobot datasets."""
-
-    dataset_camera: tuple[str, ...] = arg(
-        (),
+def dataset_camera_flag(**metadata: Any) -> Any:
+    """The field of `--dataset_camera`; `metadata` as for `arg`."""
+    text = (
         "name of a camera for an image feature of a LeRobot dataset, repeatable (default: the feature's name after "
-        f"`{IMAGE_PREFIX}`, of other features the part after the last dot)",
-        action="append",
-        metavar="NAME=FEATURE",
+        f"`{IMAGE_PREFIX}`, of other features the part after the last dot)"
     )
+    return arg((), text, action="append", metavar="NAME=FEATURE", **metadata)
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How demonstrations are read."""
+
+    dataset_camera: tuple[str, ...] = dataset_camera_flag()
+    proprio_keys: tuple[str, ...] = arg(
+        (),
+        "proprioception of an HDF5 file: the arrays obs/KEY, concatenated (default: obs/proprio; of robomimic position "
+        "and quaternion of the end effector, and the gripper)",
+        metavar="KEY",
+    )
+    instruction: str | None = arg(
+        None, "language instruction of all episodes of an HDF5 file (default: as recorded)", metavar="TEXT"
+    )
+    filter_key: str | None = arg(
+        None, "read the episodes of an HDF5 file that its list mask/KEY names (default: all)", metavar="KEY"
+    )
+    image_size: int | None = arg(
+        None,
+        "resize the images of the demonstrations to squares of this side in pixels (default: as recorded)",
+        minimum=8,
+        maximum=4096,
+    )
+    image_fit: str = arg("pad", IMAGE_FIT_HELP, choices=IMAGE_FITS, read_if=given("image_size"))
 
     @property
     def camera_names(self) -> dict[str, str]:
@@ -46,31 +70,6 @@ class CameraNames:
             raise ConfigError(problems)
         return names
 
-
-@dataclass(frozen=True)
-class ReadOptions(CameraNames):
-    """How demonstrations are read."""
-
-    proprio_keys: tuple[str, ...] = arg(
-        (),
-        "proprioception of an HDF5 file: the arrays obs/KEY, concatenated (default: obs/proprio; of robomimic position "
-        "and quaternion of the end effector, and the gripper)",
-        metavar="KEY",
-    )
-    instruction: str | None = arg(
-        None, "language instruction of all episodes of an HDF5 file (default: as recorded)", metavar="TEXT"
-    )
-    filter_key: str | None = arg(
-        None, "read the episodes of an HDF5 file that its list mask/KEY names (default: all)", metavar="KEY"
-    )
-    image_size: int | None = arg(
-        None,
-        "resize the images of the demonstrations to squares of this side in pixels (default: as recorded)",
-        minimum=8,
-        maximum=4096,
-    )
-    image_fit: str = arg("pad", IMAGE_FIT_HELP, choices=IMAGE_FITS, read_if=given("image_size"))
-
     @property
     def fit(self) -> ImageFit | None:
         """The resizing of images; None: as recorded."""
@@ -87,3 +86,10 @@ class ReadOptions(CameraNames):
 
 
 AS_RECORDED = ReadOptions()
+
+
+def options_like(env: EnvConfig, dataset_camera: Sequence[str]) -> ReadOptions:
+    """Options that fit images as the environment of a policy does."""
+    if env.image_size is None or env.image_fit not in IMAGE_FITS:
+        return ReadOptions(tuple(dataset_camera))
+    return ReadOptions(tuple(dataset_camera), image_size=env.image_size, image_fit=env.image_fit)

@@ -89,7 +89,7 @@ def check_options(options: ReadOptions, paths: Sequence[str]) -> None:
     """Refuse options that are malformed or that no path reads.
 
     Raises:
-        ConfigError: options of a format that no path has; or as `CameraNames.camera_names`.
+        ConfigError: options of a format that no path has; or as `ReadOptions.camera_names`.
     """
     problems = []
     if options.camera_names and not any(map(is_lerobot, paths)):

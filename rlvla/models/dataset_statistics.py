@@ -10,6 +10,7 @@ from rlvla.utils.errors import ConfigError
 
 STATISTICS_FILE = "dataset_statistics.json"
 RANGES = (("q01", "q99"), ("min", "max"))
+_NARROW = 1e-4  # of the range between minimum and maximum
 _NUMBERS = ("mean", "std", "min", "max", "q01", "q99")
 
 
@@ -32,6 +33,33 @@ def resolve_statistics_key(statistics: dict[str, Any], suite: str | None) -> str
         f"the checkpoint has no action statistics for {suite!r} (nor {suite + '_no_noops'!r}); "
         f"it has {sorted(statistics)}"
     )
+
+
+def narrow_dimensions(entry: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Part -> dimensions whose quantiles nearly coincide although their values differ.
+
+    At least 98 % of the steps have the same value: normalized by quantiles, the others would be huge or be lost.
+    """
+    narrow: dict[str, list[int]] = {}
+    for part in ("action", "proprio"):
+        stats = entry.get(part)
+        if not stats or any(name not in stats for pair in RANGES for name in pair):
+            continue
+        columns = zip(stats["q01"], stats["q99"], stats["min"], stats["max"])
+        dims = [d for d, (q01, q99, low, high) in enumerate(columns) if q99 - q01 < _NARROW * (high - low)]
+        narrow |= {part: dims} if dims else {}
+    return narrow
+
+
+def with_full_ranges(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry with minimum and maximum as the quantiles of its `narrow_dimensions`."""
+    widened = dict(entry)
+    for part, dims in narrow_dimensions(entry).items():
+        widened[part] = dict(entry[part])
+        for quantile, bound in (("q01", "min"), ("q99", "max")):
+            pairs = enumerate(zip(entry[part][quantile], entry[part][bound]))
+            widened[part][quantile] = [full if d in dims else value for d, (value, full) in pairs]
+    return widened
 
 
 def statistics_problems(statistics: Any, dims: Mapping[str, int]) -> list[str]:

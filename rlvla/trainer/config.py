@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from rlvla.data.options import dataset_camera_flag
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.options import Condition, arg, equals, given, switched_on
 from rlvla.rollout.config import BackendSetup, TaskSamplingConfig
@@ -355,6 +356,7 @@ class OptimizationConfig(LoopOptimizationConfig):
     ptx_demos: str | None = arg(
         None, "demonstrations for that loss, in any format that train_sft_vla.py reads", metavar="PATH"
     )
+    dataset_camera: tuple[str, ...] = dataset_camera_flag(read_if=given("ptx_demos"))
     ptx_batch_size: int = arg(
         64, "decisions of --ptx_demos per optimizer step, over all ranks", minimum=1, read_if=given("ptx_coef")
     )

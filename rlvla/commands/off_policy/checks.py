@@ -16,7 +16,8 @@ from rlvla.commands.ppo_checks import early_stopping_problems, sampler_problems
 from rlvla.commands.runs.checks import changed_flags, dump_problems, flag_problems, length_problems, rank_problems
 from rlvla.commands.setup import CheckedRun, state_input_of, success_problems
 from rlvla.data.demonstrations import Demonstrations
-from rlvla.data.reading import read_demonstrations
+from rlvla.data.options import options_like
+from rlvla.data.reading import check_options, read_demonstrations
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.config import EnvConfig, heldout_problems, resolve_env
 from rlvla.envs.registry import get_suite
@@ -265,7 +266,9 @@ def _demonstrations(
         text = "--demos: demonstrations hold actions, no primitives; take --policy gaussian"
         return None, [Problem("demos", "contradiction", text)]
     try:
-        demos = read_demonstrations(path, env.camera_names)
+        options = options_like(env, flags.replay.dataset_camera)
+        check_options(options, [path])
+        demos = read_demonstrations(path, env.camera_names, options)
     except ConfigError as error:
         return None, [p.of_flag("demos") for p in error.problems]
     problems = mismatch_with_policy(demos, path, soft_actor_spec(config), "the policy")

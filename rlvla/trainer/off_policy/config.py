@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlvla.algorithms.choices import CRITIC_REDUCTIONS
+from rlvla.data.options import dataset_camera_flag
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.models.config import CAMERA_MAP_HELP, MAX_FLOW_STEPS, PLATFORM_HELP
 from rlvla.models.vla.choices import PLATFORMS
@@ -315,6 +316,7 @@ class ReplayConfig:
         metavar="PATH",
         essential=True,
     )
+    dataset_camera: tuple[str, ...] = dataset_camera_flag(read_if=given("demos"))
     demo_share: float = arg(
         0.5, "--demos: fraction of each batch drawn from them (RLPD)", above=0, below=1, read_if=given("demos")
     )

@@ -99,6 +99,22 @@ def test_the_files_are_where_the_format_wants_them(demos_file: Path, tmp_path: P
     assert not (tmp_path / ".l.part").exists()
 
 
+def test_statistics_have_quantiles_of_all_features(demos_file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    convert(["--demos", str(demos_file), "--output", str(folder)])
+    stats, demos = json.loads((folder / "meta" / "stats.json").read_text()), read_demonstrations(demos_file)
+    rewards = np.concatenate(demos.rewards)
+    assert {"action", "next.reward", "next.done", "observation.images.top"} <= set(stats)
+    for values in stats.values():
+        assert values["min"] <= values["q01"] <= values["q50"] <= values["q99"] <= values["max"]
+    actions = np.concatenate(demos.actions)
+    np.testing.assert_allclose(stats["action"]["q99"], np.quantile(actions, 0.99, axis=0), rtol=1e-5)
+    assert stats["next.reward"]["mean"] == pytest.approx([rewards.mean()])
+    assert stats["next.done"]["mean"] == pytest.approx([len(demos.actions) / demos.num_steps])
+    card = (folder / "README.md").read_text()
+    assert card.startswith("---\ntask_categories:\n- robotics\n") and demos.instructions[0] in card
+
+
 def test_a_picture_of_a_decision_is_held_once(tmp_path: Path) -> None:
     """Its chunk's rows all show it, but memory has no copy for each of them."""
     episodes, decisions, chunk = 12, 4, 16

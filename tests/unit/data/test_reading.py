@@ -11,11 +11,12 @@ import pytest
 
 from cli.collect_demos import main as collect
 from cli.convert_demos import main as convert
-from rlvla.data.demonstrations import statistics
+from rlvla.data.demonstrations import dataset_entry, statistics
 from rlvla.data.reading import data_files, read_demonstrations, read_several
 from rlvla.data.robomimic import DemonstrationWriter
 from rlvla.envs import make_env
 from rlvla.envs.base import TaskSpec
+from rlvla.models.dataset_statistics import narrow_dimensions, with_full_ranges
 from rlvla.utils.errors import ConfigError
 
 ENV = {"task_suite_name": "toy", "cameras": ["left", "right"]}
@@ -215,3 +216,16 @@ def test_joined_images_are_the_episodes_images(demos_file: Path) -> None:
         assert all((a == b).all() and np.shares_memory(a, joined) for a, b in zip(demos.images, images))
     assert all((a == b).all() for a, b in zip(read, before.images))
     assert demos.image_bytes == 2 * before.image_bytes == joined.nbytes
+
+
+def test_rare_values_are_inside_the_range_of_normalization() -> None:
+    actions = np.zeros((1000, 3), np.float32)
+    actions[:, 0] = np.linspace(-1, 1, 1000)
+    actions[:5, 1] = 2.0  # the same value in 99.5 % of the steps; dimension 2 never moves
+    entry = dataset_entry([actions], None)
+    assert narrow_dimensions(entry) == {"action": [1]}
+    assert entry["action"]["q99"][1] == 0.0, "recorded as they are"
+    widened = with_full_ranges(entry)["action"]
+    assert (widened["q01"][1], widened["q99"][1]) == (0.0, 2.0)
+    for dim in (0, 2):
+        assert widened["q99"][dim] == entry["action"]["q99"][dim]
