@@ -71,6 +71,7 @@ _FEW += (
     "demos.action_quantum=0",
     "sft.max_epochs=60",
 )
+_LIBERO = "recipes/libero.yaml"
 _GRPO = (
     "rl.advantage_estimator=grpo",
     "rl.n_samples_per_prompt=8",
@@ -117,6 +118,15 @@ TARGETS = {
             ("nft", "flow_nft", "flow_nft", 0.9),
             ("fpo", "flow_fpo", "flow_fpo", 0.0),
             ("dppo", "flow_dppo", "flow_dppo", 0.0),
+        )
+    },
+    "libero_object": Target((_LIBERO,), least_end=0.97, minutes=30, least_start=0.3, most_start=0.6),
+    **{
+        f"libero_{suite}": Target((_LIBERO, "--variant", suite), end, minutes, least_start=start, most_start=most)
+        for suite, start, most, end, minutes in (
+            ("spatial", 0.3, 0.6, 0.97, 60),
+            ("goal", 0.3, 0.6, 0.95, 90),
+            ("long", 0.2, 0.5, 0.85, 240),
         )
     },
     "smolvla": Target(("recipes/toy_reach.yaml", "--variant", "smolvla"), 0.9, 10, most_start=0.6, rl="smolvla"),

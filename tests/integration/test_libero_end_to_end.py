@@ -18,8 +18,8 @@ SMALL = ["--tiny_vision_dim", "16", "--tiny_llm_dim", "32", "--tiny_llm_layers",
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("suite", "task_id"),
-    # libero_spatial and libero_10 are those of tests/integration/test_documented_commands.py; the simulator of each suite
-    # has tests/unit/envs/libero/test_env.py.
+    # tests/integration/test_documented_commands.py has libero_spatial and libero_10, and
+    # tests/unit/envs/libero/test_env.py the simulator of each suite.
     [("libero_90", 30)],
 )
 def test_sft_from_hdf5_then_ppo_then_evaluation(suite: str, task_id: int, tmp_path: Path) -> None:
