@@ -45,6 +45,7 @@ NOT_RUN = {
     "bash examples/scripts/install_openvla.sh": "as above",
     "bash examples/scripts/install_maniskill.sh": "as above",
     "bash examples/scripts/install_vllm.sh": "as above",
+    "bash examples/scripts/install_libero.sh": "as above",
     "python cli/train_ppo_vla.py --pretrain runs/openvla/sft/policy": "needs that installation; "
     "tests/integration/test_vllm_rollout.py runs a small one",
     "python cli/check_env.py maniskill --env_python .venv-maniskill/bin/maniskill-python": "needs that installation",
