@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -124,11 +125,11 @@ def _noise(metadata: Mapping[Any, Any], remote: RemoteConfig) -> dict[str, Any]:
     if not isinstance(noise, dict):
         return {"noise_shape": (1,)}
     shape, kind = noise.get("shape"), noise.get("kind")
-    sizes = isinstance(shape, list) and all(type(size) is int and size > 0 for size in shape)
-    if not sizes or kind not in ("uniform", "normal") or np.prod(shape, dtype=float) > _MAX_NOISE:
+    sizes = shape if isinstance(shape, list) and all(type(size) is int and size > 0 for size in shape) else None
+    if sizes is None or kind not in ("uniform", "normal") or math.prod(sizes) > _MAX_NOISE:
         text = f"--remote {remote.remote}: its metadata names no usable noise ({described_map(noise)})"
         raise ConfigError.of("remote", "mismatch", text)
-    return {"noise_shape": tuple(shape), "noise": kind, "greedy_noise": True}
+    return {"noise_shape": tuple(sizes), "noise": kind, "greedy_noise": True}
 
 
 def _action_horizon(answer: Any, tasks: Sequence[TaskSpec], remote: RemoteConfig) -> int:

@@ -84,7 +84,7 @@ def new_figure(xlabel: str) -> tuple[Any, Any]:
     axes = figure.add_subplot()
     axes.grid(alpha=0.25, color=INK, linewidth=0.6)
     axes.tick_params(colors=INK, labelsize=TICK_SIZE)
-    axes.xaxis.get_major_locator().set_params(nbins=_TICKS)
+    axes.locator_params(axis="x", nbins=_TICKS)
     for side, spine in axes.spines.items():
         spine.set_visible(side in ("left", "bottom"))
         spine.set_color(INK)

@@ -201,7 +201,8 @@ class RemotePolicy:
         while len(self._channels) < len(requests):
             self._channels.append(Channel(self._config))
         actions = np.zeros((len(requests), spec.action_chunk_len, spec.action_dim), np.float32)
-        failures, waiting = {}, list(rows)
+        failures: dict[int, str] = {}
+        waiting = list(rows)
         for attempt in range(self._config.remote_retries + 1):
             if attempt:
                 log.warning(f"{self._config.remote}: {failures[waiting[0]]}; attempt {attempt + 1}")

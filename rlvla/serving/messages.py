@@ -20,6 +20,7 @@ from rlvla.utils.terminal import printable
 
 _KINDS = "biuf"  # of dtypes: no objects, no structures
 _MAX_DIMS = 8
+_ARRAY_FIELDS = "an array needs data (bytes), dtype and shape (up to 8 sizes)"
 _MAX_LENGTH = 10_000  # entries of a list or map
 _MAX_CONTAINERS = 1_000  # lists and maps of a message
 MAX_PIXELS = 4096 * 4096  # of a compressed image
@@ -119,9 +120,10 @@ def _dtype(name: Any) -> np.dtype:
 
 def _array(content: Mapping[str, Any]) -> np.ndarray:
     dtype, shape, data = _dtype(content.get("dtype")), content.get("shape"), content.get("data")
-    sizes = isinstance(shape, (list, tuple)) and all(type(n) is int and n >= 0 for n in shape)
-    if not sizes or len(shape) > _MAX_DIMS or not isinstance(data, bytes):
-        raise MessageError("an array needs data (bytes), dtype and shape (up to 8 sizes)")
+    if not isinstance(shape, (list, tuple)) or not isinstance(data, bytes):
+        raise MessageError(_ARRAY_FIELDS)
+    if len(shape) > _MAX_DIMS or not all(type(n) is int and n >= 0 for n in shape):
+        raise MessageError(_ARRAY_FIELDS)
     if math.prod(shape) * dtype.itemsize != len(data):
         raise MessageError(f"an array {dtype} {list(shape)} comes with {len(data)} bytes")
     return np.ndarray(tuple(shape), dtype, data)

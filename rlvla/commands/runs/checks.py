@@ -115,7 +115,7 @@ def changed_flags(flags: TrainingRun, setting: CheckedRun) -> list[Problem]:
     except ConfigError as error:
         return [Problem("save_path", "invalid_file", f"{error}; name another --save_path")]
     before = {name: group for name, group in stored.items() if isinstance(group, dict)}
-    problems = []
+    problems: list[Problem] = []
     elsewhere = {name: value for group in before.values() for name, value in group.items()}
     defaults, unread = _defaults(flags, setting), unread_flags(flags.groups.values(), flags.unselected)
     for group, now in json.loads(json.dumps(describe(flags, setting))).items():
@@ -127,8 +127,8 @@ def changed_flags(flags: TrainingRun, setting: CheckedRun) -> list[Problem]:
             if name not in _FREE_FLAGS and name not in unread and started_with != value:
                 text = f"--{name} {value}: the run in {flags.run.save_path} was started with {started_with}"
                 text += "; repeat that, or name another --save_path"
-                there, now = _in_short(started_with), _in_short(value)
-                problems.append(ChangedSetting(name, "changed", text, flags.run.save_path, there, now))
+                there, here = _in_short(started_with), _in_short(value)
+                problems.append(ChangedSetting(name, "changed", text, flags.run.save_path, there, here))
     return problems
 
 
