@@ -19,6 +19,7 @@ from rlvla.evaluation.protocol import Instructions
 from rlvla.evaluation.results import EpisodeOutcome, EvalResult, Rate, sample_of, summarize
 from rlvla.evaluation.statistics import clustered_interval, wilson_interval
 from rlvla.rollout import EpisodeRequest
+from rlvla.rollout.stats import RolloutStats
 
 TOY = list_tasks("toy_reach")[0]
 TASKS = [TOY, replace(TOY, task_id=1, name="other")]
@@ -34,6 +35,7 @@ class Engine:
         self.requests: list[EpisodeRequest] = []
         self.options: dict = {}
         self.kind: type = Played
+        self.stats = RolloutStats()
 
     def run(self, requests, policy, *, on_episode, **options):
         self.requests, self.options = list(requests), options
@@ -45,7 +47,7 @@ class Engine:
 
 class Played:
     simulator_once = simulator_at_end = None
-    unanswered = 0
+    unanswered, failure = 0, ""
 
     def __init__(self, request: EpisodeRequest):
         self.task_id, self.uid = request.task_id, request.uid

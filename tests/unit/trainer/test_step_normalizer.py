@@ -50,10 +50,11 @@ def alone(policy_folder: Path) -> dict:
 @pytest.mark.parametrize("name", step_cases.settings())
 def test_parameters_after_one_step_are_those_of_one_batch(ranks: list[dict], alone: dict, name: str) -> None:
     wanted, metrics = alone[name]
+    tolerance = TOLERANCE * (10 if name.startswith("token-sum") else 1)  # a sum over tokens takes larger steps
     for result, found in (part[name] for part in ranks):
         for tensor in wanted:
             difference = float((result[tensor] - wanted[tensor]).abs().max())
-            assert difference <= TOLERANCE, (tensor, difference)
+            assert difference <= tolerance, (tensor, difference)
         assert found == pytest.approx(metrics, rel=1e-3, abs=1e-5)
 
 
