@@ -47,7 +47,8 @@ OTHER_FLAGS = LAUNCHER_FLAGS | {
     "--show",
     "--skip_alone",
     "--out",
-    *("--minutes", "--rehearse", "--table"),
+    *("--minutes", "--rehearse", "--table", "--states"),
+    *("--assets", "--nodes"),
     *("--head", "--port", "--address", "--disable-usage-stats", "--include-dashboard", "--num-cpus", "--generate"),
     "--object-store-memory",
 }
@@ -66,7 +67,7 @@ def parse(script: str, flags: list[str]) -> None:
     if script.endswith(".sh"):
         content = (ROOT / script).read_text(encoding="utf-8")
         inner = re.findall(r"cli/(\w+)\.py", content)
-        if not flags:
+        if not flags or (not inner and all(flag in content.split() for flag in flags)):
             return
         assert inner and '"$@"' in content, f"{script} takes no flags"
         name = "train_ppo_vla" if inner[-1] == "run_recipe" else inner[-1]  # whose stage `rl` they are for
