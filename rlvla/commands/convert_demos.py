@@ -54,10 +54,10 @@ def run_convert(config: ConvertConfig) -> Path:
     if config.format != "hdf5":
         for module in ("pyarrow", "av"):
             require(module, extra="lerobot")
-    demos, parts = None, []
+    demos, datasets = None, []
     try:
-        parts = read_parts(config.demos, config.cameras or None, options=config)
-        demos = joined(parts)
+        datasets = read_parts(config.demos, config.cameras or None, options=config)
+        demos = joined(datasets)
     except ConfigError as error:
         problems += [p if p.flag else p.of_flag("demos") for p in error.problems]
     freq = config.control_freq
@@ -78,7 +78,7 @@ def run_convert(config: ConvertConfig) -> Path:
         raise ConfigError(problems)
     if config.render_steps:
         # Each file has the environment options of its episodes.
-        demos = joined([with_every_step(path, part) for path, part in zip(data_files(config.demos), parts)])
+        demos = joined([with_every_step(path, dataset) for path, dataset in zip(data_files(config.demos), datasets)])
     output = Path(config.output)
     if config.format == "hdf5":
         _write_hdf5(output, demos, freq or demos.control_freq)

@@ -222,9 +222,16 @@ def _load(
     with passing_note(f"loading {policy.folder}"):
         actor: Any = setting.checkpoint.load_policy()
         actor.eval().to(strategy.device)
-    parts = (evaluation.rewards, evaluation.rollout, setting.resolved.tasks, setting.state_input)
     watched = bool(evaluation.config.num_videos) or evaluation.judged.description is not None
-    return actor, RolloutEngine(pool, setting.options(watched=watched), *parts)
+    engine = RolloutEngine(
+        pool,
+        setting.options(watched=watched),
+        evaluation.rewards,
+        evaluation.rollout,
+        setting.resolved.tasks,
+        setting.state_input,
+    )
+    return actor, engine
 
 
 def _filmed_states(

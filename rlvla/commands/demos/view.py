@@ -84,8 +84,8 @@ def run_view(config: ViewConfig) -> Path:
     if config.rerun is not None:
         require("rerun", extra="rerun")
     files = data_files(list(dict.fromkeys(config.demos)))
-    parts = read_parts(files, config.cameras or None, options=config)
-    demos = joined(parts)
+    datasets = read_parts(files, config.cameras or None, options=config)
+    demos = joined(datasets)
     count = len(demos.actions)
     if beyond := " ".join(str(number) for number in config.episodes if number >= count):
         text = f"--episodes {beyond}: {' '.join(config.demos)} has {count} episodes"
@@ -97,7 +97,7 @@ def run_view(config: ViewConfig) -> Path:
     chosen = list(dict.fromkeys(config.episodes)) or shown_episodes(demos, config.show_episodes)
     with progress_bar(len(chosen), "reading episodes") as bar:
         viewed = []
-        for episode in _viewed(config, files, parts, demos, chosen):
+        for episode in _viewed(config, files, datasets, demos, chosen):
             viewed.append(episode)
             bar.update(1)
     freq = control_frequency(demos)
