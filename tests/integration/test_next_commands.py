@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from cli import train_sft_vla
-from rlvla.commands import train_sft
+from rlvla.commands import custom_modules, train_sft
 from rlvla.commands.custom_modules import words_for_later_commands
+from rlvla.envs import registry
 from rlvla.trainer.supervised.verdict import Verdict
 from tests.conftest import ROOT
 
@@ -21,6 +22,14 @@ TINY = ["--pretrain", "compact", "--no-use_tensorboard", "--action_chunk_len", "
 PPO = ["--rollout_batch_size", "2", "--n_samples_per_prompt", "4", "--train_batch_size", "8", "--num_episodes", "8"]
 PPO += ["--num_envs", "1", "--max_steps", "8", "--eval_episodes", "1", "--advantage_estimator", "grpo"]
 PPO += ["--no-val_before_train", "--no-use_tensorboard", "--no-check_start"]
+
+
+@pytest.fixture(autouse=True)
+def without_earlier_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands name the modules that their process has loaded, among them those of earlier tests."""
+    for modules in ("_with_suites", "_with_policies"):
+        monkeypatch.setattr(custom_modules, modules, {})
+    monkeypatch.setattr(registry, "_TRUSTED", {})
 
 
 @pytest.fixture

@@ -244,7 +244,7 @@ def test_pip_check_complains_of_nothing_that_is_not_explained() -> None:
 def test_commands_are_found_in_an_editable_installation(tmp_path: Path) -> None:
     """Which is what examples/scripts/setup.sh makes."""
     source = tmp_path / "source"
-    for name in ("rlvla/__init__.py", "rlvla/version.py", "cli", "setup.py", "README.md", "pyproject.toml"):
+    for name in ("rlvla/__init__.py", "rlvla/version.py", "cli", "recipes", "setup.py", "README.md", "pyproject.toml"):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, source / name)

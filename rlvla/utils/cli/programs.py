@@ -24,7 +24,7 @@ COMMANDS = (
         "train_rm_vla",
         "score_episodes",
     ),
-    *("draw_reward_machine", "eval_vla", "compare_runs", "export_policy", "push_to_hub", "replay_batch"),
+    *("draw_reward_machine", "eval_vla", "compare_runs", "serve_vla", "export_policy", "push_to_hub", "replay_batch"),
 )
 # Not other files in a folder cli/, which may be the user's.
 _FILE = re.compile(rf"(?<![\w/.-])(?:python )?cli/({'|'.join(COMMANDS)})\.py\b")
