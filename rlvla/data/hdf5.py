@@ -24,7 +24,7 @@ _ELSEWHERE = "lies in another file; copy the data into this one"
 
 @contextmanager
 def opened(path: Path) -> Iterator[h5py.File]:
-    """Open a file for reading that refers to no other file and whose arrays are stored in it.
+    """Open a file for reading that refers to no other file and whose arrays, or what they view, are stored in it.
 
     Raises:
         OSError: not an HDF5 file, an object in it is stored in another file, or its arrays far exceed the file.
@@ -37,6 +37,7 @@ def opened(path: Path) -> Iterator[h5py.File]:
 def _check_objects(file: h5py.File, stored_bytes: int) -> None:
     """Visit every object once, however many links lead to it."""
     sizes: list[tuple[int, str]] = []
+    viewed: list[tuple[str, str, str]] = []  # virtual dataset, file and name of a source
     root = file["/"].id
     groups, visited = [("", root)], {h5py.h5o.get_info(root).addr}
     while groups:
@@ -56,11 +57,23 @@ def _check_objects(file: h5py.File, stored_bytes: int) -> None:
             elif info.type == h5py.h5o.TYPE_DATASET:
                 dataset = h5py.h5d.open(group, link)
                 stored = dataset.get_create_plist()
-                if stored.get_layout() == h5py.h5d.VIRTUAL or stored.get_external_count():
+                if stored.get_external_count():
                     raise OSError(f"{name} {_ELSEWHERE}")
+                if stored.get_layout() == h5py.h5d.VIRTUAL:
+                    for source in range(stored.get_virtual_count()):
+                        viewed.append((name, stored.get_virtual_filename(source), stored.get_virtual_dsetname(source)))
                 chunk = stored.get_chunk() if stored.get_layout() == h5py.h5d.CHUNKED else ()  # read as a whole
                 elements = max(math.prod(dataset.shape or (0,)), math.prod(chunk))
                 sizes.append((elements * dataset.dtype.itemsize, f"{name} {list(dataset.shape or ())}"))
+    for name, place, source in dict.fromkeys(viewed):
+        if place != ".":
+            raise OSError(f"{name} {_ELSEWHERE}")
+        try:
+            layout = h5py.h5d.open(root, source.encode()).get_create_plist().get_layout()
+        except KeyError:
+            continue  # the source was renamed: the view reads as zeros
+        if layout == h5py.h5d.VIRTUAL:
+            raise OSError(f"{name} is a view of a view, perhaps of itself; copy the data into it")
     problem = over_expansion(sum(size for size, _ in sizes), stored_bytes)
     if problem:
         raise OSError(f"{max(sizes)[1]} and {len(sizes) - 1} other arrays: all {problem}")

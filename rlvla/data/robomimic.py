@@ -2,8 +2,9 @@
 
 Layout: `data` (attribute `env_args`, JSON) / `demo_<i>` (attributes `num_samples`, `instruction`, `task_id`,
 `init_state_id`, `seed`, `success`) / `actions` [S, D], `rewards` [S], `dones` [S], `obs/<camera>_image` [S, H, W, 3]
-uint8, and optionally `obs/proprio` [S, P]. Dumped rollouts have images and proprio of decisions only, with
-`decision_steps` giving the steps of the decisions; the observation after the last action is
+uint8, and optionally `obs/proprio` [S, P]. `next_obs` views the same arrays one step later, the last observation twice;
+`mask/train` and `mask/valid` (every tenth) list the episodes. Dumped rollouts have images and proprio of decisions only
+and no `next_obs`, with `decision_steps` giving the steps of the decisions; the observation after the last action is
 `rollout/last_obs/<camera>_image` [H, W, 3] and `rollout/last_obs/proprio` [P]. Corrections have those of the steps
 after the takeover only, which are their `decision_steps`.
 """
@@ -104,6 +105,8 @@ class DemonstrationWriter:
         if episode["proprio"] is not None:
             demo["obs/proprio"] = episode["proprio"]
             self._proprio.append(episode["proprio"])
+        if "decision_steps" not in demo:
+            _view_next_observations(demo)
         self._actions.append(episode["actions"])
 
     def close(self) -> None:
@@ -116,6 +119,11 @@ class DemonstrationWriter:
             self.abort()
             raise ConfigError(f"no demonstration was kept for {self._path}: the expert never did what was asked for")
         self._data.attrs["total"] = sum(len(actions) for actions in self._actions)
+        names = [f"demo_{index}" for index in range(len(self._actions))]
+        valid = names[9::10] or names[1:][-1:]
+        self._file["mask/train"] = np.array([name for name in names if name not in valid], "S")
+        if valid:
+            self._file["mask/valid"] = np.array(valid, "S")
         self._file.close()
         entry = dataset_entry(self._actions, self._proprio, self._gripper_dims)
         write_json(self._path.parent / STATISTICS_FILE, {self._env_args["task_suite_name"]: entry})
@@ -127,6 +135,19 @@ class DemonstrationWriter:
             self._file.close()
         finally:
             self._temporary.unlink(missing_ok=True)
+
+
+def _view_next_observations(demo: h5py.Group) -> None:
+    """Virtual datasets `next_obs`, which store no copy of `obs`."""
+    for key, stored in demo["obs"].items():
+        source, view = (
+            h5py.VirtualSource(".", stored.name, stored.shape),
+            h5py.VirtualLayout(stored.shape, stored.dtype),
+        )
+        if len(stored) > 1:
+            view[:-1] = source[1:]
+        view[-1:] = source[-1:]
+        demo.create_virtual_dataset(f"next_obs/{key}", view)
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,7 @@ def test_demonstrations_name_no_other_files(demos_file: Path, tmp_path: Path) ->
     """HDF5 links and raw data in other files would read whatever the writer of a data set chose."""
     secret = tmp_path / "secret.hdf5"
     shutil.copyfile(demos_file, secret)
-    for kind in ("external link", "external data", "virtual"):
+    for kind in ("external link", "external data", "virtual", "view of a view"):
         folder = tmp_path / kind.replace(" ", "_")
         shutil.copytree(demos_file.parent, folder)
         with h5py.File(folder / demos_file.name, "a") as file:
@@ -164,8 +164,9 @@ def test_demonstrations_name_no_other_files(demos_file: Path, tmp_path: Path) ->
                     "actions", actions.shape, actions.dtype, external=[(str(secret), 0, actions.nbytes)]
                 )
             else:
+                place = str(secret) if kind == "virtual" else "."
                 layout = h5py.VirtualLayout(shape=actions.shape, dtype=actions.dtype)
-                layout[:] = h5py.VirtualSource(str(secret), "data/demo_0/actions", shape=actions.shape)
+                layout[:] = h5py.VirtualSource(place, "data/demo_0/actions", shape=actions.shape)
                 demo.create_virtual_dataset("actions", layout)
         with pytest.raises(ConfigError, match="data/demo_0/actions"):
             read_demonstrations(folder / demos_file.name)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import h5py
@@ -19,6 +21,7 @@ from rlvla.envs.base import TaskSpec
 from rlvla.models.dataset_statistics import narrow_dimensions, with_full_ranges
 from rlvla.utils.errors import ConfigError
 
+ROOT = Path(__file__).resolve().parents[3]
 ENV = {"task_suite_name": "toy", "cameras": ["left", "right"]}
 
 
@@ -82,7 +85,51 @@ def test_layout_is_robomimic_style(tmp_path: Path) -> None:
         demo = file["data/demo_1"]
         assert demo.attrs["num_samples"] == 5 and demo["obs/left_image"].shape == (5, 8, 8, 3)
         assert demo["dones"][:].tolist() == [0, 0, 0, 0, 1]
-        assert {"actions", "rewards", "dones", "obs"} == set(demo)
+        assert {"actions", "rewards", "dones", "obs", "next_obs"} == set(demo)
+
+
+ROBOMIMIC = """
+import sys, numpy as np, robomimic.utils.obs_utils as obs_utils
+from robomimic.utils.dataset import SequenceDataset
+obs_utils.initialize_obs_utils_with_obs_specs({"obs": {"low_dim": ["proprio"], "rgb": ["left_image"]}})
+rows = {}
+for key in ("train", "valid"):
+    data = SequenceDataset(
+        sys.argv[1], ("proprio", "left_image"), ("actions", "rewards", "dones"), filter_by_attribute=key,
+        load_next_obs=True, hdf5_cache_mode="all" if key == "train" else None)
+    items = [data[i] for i in range(len(data))]
+    for part in ("obs", "next_obs"):
+        rows |= {f"{key}/{part}/{name}": np.concatenate([x[part][name] for x in items]) for name in items[0][part]}
+np.savez(sys.argv[2], **rows)
+"""
+
+
+def test_next_observations_and_splits_of_robomimic(tmp_path: Path) -> None:
+    """`next_obs` costs no copy of the images, and the file opens in robomimic's own data set class."""
+    episodes = [episode(3 + i % 3, i) for i in range(12)] + [episode(1, 12)]
+    path = tmp_path / "demos.hdf5"
+    write(path, episodes)
+    with h5py.File(path) as file:
+        train, valid = (file[f"mask/{key}"][:].astype(str).tolist() for key in ("train", "valid"))
+        assert valid == ["demo_9"] and sorted([*train, *valid]) == sorted(file["data"])
+        for index, item in enumerate(episodes):
+            later = file[f"data/demo_{index}/next_obs"]
+            assert later["left_image"].id.get_storage_size() == 0
+            for name, values in (("left_image", item["images"][:, 0]), ("proprio", item["proprio"])):
+                np.testing.assert_array_equal(later[name], np.concatenate([values[1:], values[-1:]]))
+    python = Path(os.environ.get("RLVLA_ROBOMIMIC_PYTHON") or ROOT / ".venv-robomimic" / "bin" / "python")
+    if not python.is_file():
+        pytest.skip(f"no {python}, an interpreter with robomimic 0.3; or set RLVLA_ROBOMIMIC_PYTHON")
+    subprocess.run([python, "-c", ROBOMIMIC, path, tmp_path / "rows.npz"], check=True, capture_output=True)
+    rows = np.load(tmp_path / "rows.npz")
+    for key, chosen in (("train", [e for i, e in enumerate(episodes) if i != 9]), ("valid", episodes[9:10])):
+        for name, values in (
+            ("left_image", [e["images"][:, 0] for e in chosen]),
+            ("proprio", [e["proprio"] for e in chosen]),
+        ):
+            np.testing.assert_array_equal(rows[f"{key}/obs/{name}"], np.concatenate(values))
+            later = [np.concatenate([v[1:], v[-1:]]) for v in values]
+            np.testing.assert_array_equal(rows[f"{key}/next_obs/{name}"], np.concatenate(later))
 
 
 def test_statistics_are_those_of_all_steps(tmp_path: Path) -> None:
