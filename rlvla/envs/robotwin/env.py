@@ -259,6 +259,7 @@ def make(task_id: int, **kw) -> SingleStepEnv:
     view = View(
         options.cameras,
         options.image_size,
+        options.image_fit,
         options.use_proprio,
         picture=lambda observation, camera: observation["observation"][camera]["rgb"],
         state=lambda observation: observation["joint_action"]["vector"],

@@ -21,6 +21,7 @@ import numpy as np
 from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_actions, check_init_state_id, task_of
 from rlvla.envs.chunks import ChunkRunner
 from rlvla.envs.options import SuiteOptions
+from rlvla.envs.pictures import NATIVE, ImageFit
 from rlvla.envs.registry import Suite, register_suite
 from rlvla.utils.errors import ConfigError
 
@@ -32,6 +33,7 @@ class View:
     Attributes:
         cameras: camera names in the order of the images.
         image_size: height and width of the images in pixels; images of another size are resized.
+        image_fit: how, see `SuiteOptions`; None: stretched, by Lanczos' filter.
         use_proprio: whether observations include the joint state.
         picture: (observation, camera name) -> [H, W, 3] uint8.
         state: observation -> joint state [P].
@@ -39,6 +41,7 @@ class View:
 
     cameras: tuple[str, ...]
     image_size: int
+    image_fit: str | None
     use_proprio: bool
     picture: Callable[[Mapping[str, Any], str], np.ndarray]
     state: Callable[[Mapping[str, Any]], np.ndarray]
@@ -131,8 +134,10 @@ class SingleStepEnv:
         pixels, size = np.asarray(self._view.picture(observation, camera)), self._view.image_size
         if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
             raise ValueError(f"camera {camera} must give [H, W, 3] uint8, not {list(pixels.shape)} {pixels.dtype}")
-        if pixels.shape[:2] == (size, size):
+        if self._view.image_fit == NATIVE or pixels.shape[:2] == (size, size):
             return pixels.copy()
+        if self._view.image_fit is not None:
+            return ImageFit(size, self._view.image_fit)(pixels)
         from PIL import Image
 
         return np.asarray(Image.fromarray(pixels).resize((size, size), Image.Resampling.LANCZOS))
@@ -185,7 +190,8 @@ def register_single_step(name: str, suite: SingleStepSuite) -> None:
 
     def make(task_id: int, **kw) -> SingleStepEnv:
         task, options = task_of(name, list_tasks(**kw), task_id), Options(**kw)
-        view = View(options.cameras, options.image_size, options.use_proprio, suite.picture, suite.state)
+        shape = options.image_size, options.image_fit
+        view = View(options.cameras, *shape, options.use_proprio, suite.picture, suite.state)
         return SingleStepEnv(task, suite.build(task_id), suite.begin, view, options.success_hold_steps)
 
     register_suite(name, Suite(list_tasks=list_tasks, make=make, cameras=suite.cameras, options=Options))

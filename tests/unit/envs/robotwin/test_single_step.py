@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rlvla.envs import TaskSpec, make_env
+from rlvla.envs.pictures import IMAGE_FITS, ImageFit
 from rlvla.envs.robotwin.single_step import SingleStepEnv, SingleStepSuite, View, register_single_step
 from rlvla.envs.testing import EnvContract
 from rlvla.utils.errors import ConfigError
@@ -68,12 +69,23 @@ def test_instruction_is_the_episodes_own() -> None:
     assert said == {"press the button on the left", "press the button on the right"}
 
 
+def test_pictures_are_fitted_as_the_policy_records() -> None:
+    def picture(**options) -> np.ndarray:
+        return make_env("older_button", 0, **options).reset(3, seed=0).images
+
+    whole = picture(image_size=16, image_fit="native")
+    assert whole.shape == (1, 20, 30, 3)
+    for how in IMAGE_FITS:
+        assert (picture(image_size=16, image_fit=how) == ImageFit(16, how)(whole)).all(), how
+    assert picture(image_size=16).shape == (1, 16, 16, 3)
+
+
 def test_a_class_that_lacks_something_is_refused_by_name() -> None:
     class Half:
         def get_obs(self):
             return {}
 
-    view = View(("top",), 8, False, lambda obs, camera: obs[camera], lambda obs: obs["state"])
+    view = View(("top",), 8, None, False, lambda obs, camera: obs[camera], lambda obs: obs["state"])
     with pytest.raises(ConfigError, match=r"Half of older_button task 0 has no eval_success, take_action \(or step\)"):
         SingleStepEnv(TASK, Half(), lambda *_: None, view)
 
@@ -83,7 +95,7 @@ def test_a_picture_of_another_kind_is_refused() -> None:
         def get_obs(self):
             return {"top": np.zeros((8, 8), np.float32), "state": [0, 0]}
 
-    view = View(("top",), 8, False, lambda obs, camera: obs[camera], lambda obs: obs["state"])
+    view = View(("top",), 8, None, False, lambda obs, camera: obs[camera], lambda obs: obs["state"])
     env = SingleStepEnv(TASK, Grey(), lambda simulator, state, seed: simulator.start(state), view)
     with pytest.raises(ValueError, match=r"camera top must give \[H, W, 3\] uint8, not \[8, 8\] float32"):
         env.reset(0, seed=0)
