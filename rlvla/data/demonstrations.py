@@ -1,4 +1,4 @@
-"""Demonstrations in memory, and their dataset statistics."""
+"""Demonstrations, and their dataset statistics."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rlvla.data.image_storage import image_array, mapping_of
 from rlvla.envs.splits import LearnedStates
 
 STATISTICS_FILE = "dataset_statistics.json"
@@ -42,18 +43,9 @@ def dataset_entry(
     return entry
 
 
-def empty_images(lengths: Sequence[int], shape: tuple[int, ...]) -> list[np.ndarray]:
-    """Per episode an array [S, *shape] uint8 to read its images into, a view of one array for all of them.
-
-    `shape` is [N, H, W, 3] of one observation. Separate arrays would fragment the heap once they are joined: twice the
-    memory, and slow allocations in training.
-    """
-    return np.split(np.empty((sum(lengths), *shape), np.uint8), np.cumsum(lengths)[:-1])
-
-
 @dataclass
 class Demonstrations:
-    """The episodes of a dataset, in memory.
+    """The episodes of a dataset; images that do not fit into memory are memory-mapped (`rlvla.data.image_storage`).
 
     Attributes:
         env_args: options of the recorded environment; `cameras` gives the order of `images`.
@@ -148,8 +140,8 @@ class Demonstrations:
 
     @property
     def image_bytes(self) -> int:
-        """Size of all images in bytes."""
-        return sum(images.nbytes for images in self.images)
+        """Size of the images in memory, in bytes."""
+        return sum(images.nbytes for images in self.images if mapping_of(images) is None)
 
     def joined_images(self) -> np.ndarray:
         """The images of all episodes in one array [M, N, H, W, 3] uint8; `images` become views of it.
@@ -162,7 +154,7 @@ class Demonstrations:
             views = np.split(whole, np.cumsum([len(images) for images in self.images])[:-1])
             if [view.__array_interface__ for view in views] == [images.__array_interface__ for images in self.images]:
                 return whole
-        joined = np.empty((sum(map(len, self.images)), *self.images[0].shape[1:]), self.images[0].dtype)
+        joined = image_array((sum(map(len, self.images)), *self.images[0].shape[1:]))
         start = 0
         for position, images in enumerate(self.images):  # an array is released as soon as all of it has been copied
             self.images[position] = joined[start : start + len(images)]

@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from rlvla.data.demonstrations import Demonstrations, dataset_entry, empty_images
+from rlvla.data.demonstrations import Demonstrations, dataset_entry
+from rlvla.data.image_storage import empty_images
 from rlvla.data.lerobot_cache import INFO, cached_dataset
 from rlvla.data.options import AS_RECORDED, IMAGE_PREFIX, ReadOptions
 from rlvla.data.validation import (
@@ -700,7 +701,7 @@ def _read_images(
     features, fps = info["features"], float(info["fps"])
     sizes = {key: _picture_size(features[key]) for key in cameras}
     shape = sizes[cameras[0]] if fit is None else (fit.size, fit.size)
-    images = empty_images([len(rows) for *_, rows in episodes], (len(cameras), *shape, 3))
+    images = empty_images([len(rows) for *_, rows in episodes], (len(cameras), *shape, 3), folder)
     problems = []
     for (files, count, rows), of_episode in zip(episodes, images):
         for index, key in enumerate(cameras):

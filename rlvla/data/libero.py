@@ -12,7 +12,7 @@ before it. They are distinguished by the arm's joints, which match `states` of t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ from typing import Any
 import h5py
 import numpy as np
 
-from rlvla.data.demonstrations import Demonstrations, dataset_entry, empty_images
+from rlvla.data.demonstrations import Demonstrations, dataset_entry
 from rlvla.data.hdf5 import UNREADABLE, episode_groups, hdf5_episode, member, opened, read_stored_images
+from rlvla.data.image_storage import empty_images
 from rlvla.data.validation import StoredArray, StoredEpisode, check_episodes, refuse
 from rlvla.envs.libero import install as libero_install
 from rlvla.envs.libero.env import instruction_of
@@ -90,9 +91,12 @@ def read_libero(path: Path, cameras: Sequence[str] | None, fit: ImageFit | None 
     columns: defaultdict[str, Any] = defaultdict(list)  # fields of `Demonstrations` with an entry for each episode
     with ExitStack() as stack:
         episodes = _checked_episodes(path, [file for _, _, file in files], cameras, stack)
-        for (_, _, file), of_file in zip(files, episodes):
+        observed_after = [_observed_after_actions(of_file) for of_file in episodes]
+        images = iter(_empty_images(path, episodes, observed_after, cameras, fit))
+        for (_, _, file), of_file, after in zip(files, episodes, observed_after):
+            instruction = instruction_of(file.name.removesuffix(SUFFIX))
             try:
-                _add_episodes(of_file, instruction_of(file.name.removesuffix(SUFFIX)), cameras, columns, fit)
+                _add_episodes(of_file, instruction, cameras, columns, fit, images=images, observed_after=after)
             except UNREADABLE as error:
                 raise ConfigError(f"{file} is not a readable file of LIBERO demonstrations ({error})") from error
     if len(columns["last_images"]) < len(columns["images"]):  # some files store the observation before the action
@@ -147,27 +151,39 @@ def _stored_episode(name: str, group: h5py.Group, cameras: Sequence[str], file: 
     return hdf5_episode(name, group, arrays, {})
 
 
+def _empty_images(
+    path: Path,
+    episodes: Sequence[Sequence[StoredEpisode]],
+    observed_after: Sequence[bool],
+    cameras: Sequence[str],
+    fit: ImageFit | None,
+) -> list[np.ndarray]:
+    """Arrays for the images of the episodes of all files."""
+    shape = episodes[0][0].arrays[cameras[0]].array.shape[1:] if fit is None else (fit.size, fit.size, 3)
+    files = zip(episodes, observed_after)
+    lengths = [len(e.arrays[cameras[0]].array) - after for of_file, after in files for e in of_file]
+    return empty_images(lengths, (len(cameras), *shape), path)
+
+
 def _add_episodes(
     episodes: Sequence[StoredEpisode],
     instruction: str,
     cameras: Sequence[str],
     columns: defaultdict[str, Any],
     fit: ImageFit | None,
+    *,
+    images: Iterator[np.ndarray],
+    observed_after: bool,
 ) -> None:
-    observed_after = _observed_after_actions(episodes)
-    stored = [[episode.arrays[camera].array for camera in cameras] for episode in episodes]
-    lengths = [len(first) - (1 if observed_after else 0) for first, *_ in stored]
-    shape = stored[0][0].shape[1:] if fit is None else (fit.size, fit.size, 3)
-    outputs = empty_images(lengths, (len(cameras), *shape))
-    for episode, datasets, images in zip(episodes, stored, outputs):
-        final = read_stored_images(datasets, images, fit)
+    for episode, of_episode in zip(episodes, images):
+        final = read_stored_images([episode.arrays[camera].array for camera in cameras], of_episode, fit)
         proprio = np.concatenate([episode.arrays[f"obs/{name}"].values for name in PROPRIO], axis=1).astype(np.float32)
         actions = episode.arrays["actions"].values.astype(np.float32)
         if observed_after:
             columns["last_images"].append(final[0])
             columns["last_proprio"].append(proprio[-1])
             proprio, actions = proprio[:-1], actions[1:]
-        columns["images"].append(images)
+        columns["images"].append(of_episode)
         columns["proprio"].append(proprio)
         columns["actions"].append(actions)
         columns["instructions"].append(instruction)

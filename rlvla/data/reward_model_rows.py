@@ -9,8 +9,10 @@ import numpy as np
 import torch
 
 from rlvla.data.demonstrations import UNKNOWN_STATE, Demonstrations, split_by_state
+from rlvla.data.image_storage import empty_images
 from rlvla.data.options import AS_RECORDED, ReadOptions
 from rlvla.data.reading import SUITE, read_several
+from rlvla.data.rows import prepared
 from rlvla.experience import Experience
 from rlvla.models.value_models import RewardModel
 from rlvla.utils.errors import ConfigError
@@ -42,7 +44,10 @@ def _with_last_frames(demos: Demonstrations) -> Demonstrations:
         raise ConfigError.of("demos", "mismatch", f"{text}; leave that file out")
     if demos.last_images is None:
         return demos
-    images = [np.concatenate([frames, last[None]]) for frames, last in zip(demos.images, demos.last_images)]
+    lengths = [len(frames) + 1 for frames in demos.images]
+    images = empty_images(lengths, demos.images[0].shape[1:], "--demos")
+    for joined, frames, last in zip(images, demos.images, demos.last_images):
+        joined[:-1], joined[-1] = frames, last
     proprio = demos.proprio
     if proprio is not None and demos.last_proprio is not None:
         proprio = [np.concatenate([states, last[None]]) for states, last in zip(proprio, demos.last_proprio)]
@@ -80,8 +85,8 @@ class FrameRows:
             success.append(label)
             progress.append(time)
             failed.append(np.full(steps, not demos.success[index]))
-        state = None if demos.proprio is None else np.concatenate([demos.proprio[i] for i in episodes])
-        images, proprio = model.prepare(np.concatenate([demos.images[i] for i in episodes]), state)
+        state = None if demos.proprio is None else [demos.proprio[i] for i in episodes]
+        images, proprio = prepared(model, [demos.images[i] for i in episodes], state)
         inputs = Experience(
             images=torch.from_numpy(images),
             proprio=None if proprio is None else torch.from_numpy(proprio),

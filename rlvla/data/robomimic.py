@@ -21,7 +21,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from rlvla.data.demonstrations import STATISTICS_FILE, Demonstrations, dataset_entry, empty_images
+from rlvla.data.demonstrations import STATISTICS_FILE, Demonstrations, dataset_entry
 from rlvla.data.hdf5 import (
     attribute,
     episode_groups,
@@ -31,6 +31,7 @@ from rlvla.data.hdf5 import (
     opened,
     read_stored_images,
 )
+from rlvla.data.image_storage import empty_images
 from rlvla.data.options import AS_RECORDED, ReadOptions
 from rlvla.data.validation import StoredArray, StoredEpisode, StoredValue, camera_problems, check_episodes, refuse
 from rlvla.envs.base import TaskSpec
@@ -217,7 +218,7 @@ def read_episodes(
     success = None if values[0]["success"] is None else [value["success"] for value in values]
     if layout.foreign and success is None and rewards and all(np.isin(r, (0, 1)).all() for r in rewards):
         success = [bool(reward[-1]) for reward in rewards]
-    images = _images(arrays, cameras, fit)
+    images = _images(path, arrays, cameras, fit)
     height, width = images[0].shape[2:4]
     recorded = image_record(height, width, fit) if fit is not None or layout.foreign else {}
     return Demonstrations(
@@ -347,11 +348,13 @@ def _stored_episode(name: str, group: h5py.Group, layout: _Layout, *, resized: b
     return hdf5_episode(name, group, arrays, values)
 
 
-def _images(arrays: Sequence[dict[str, StoredArray]], cameras: Sequence[str], fit: ImageFit | None) -> list[np.ndarray]:
+def _images(
+    path: Path, arrays: Sequence[dict[str, StoredArray]], cameras: Sequence[str], fit: ImageFit | None
+) -> list[np.ndarray]:
     """Per episode the images [S, N, H, W, 3] uint8 of these cameras."""
     stored = [[episode[f"image {camera}"].array for camera in cameras] for episode in arrays]
     shape = stored[0][0].shape[1:] if fit is None else (fit.size, fit.size, 3)
-    images = empty_images([len(first) for first, *_ in stored], (len(cameras), *shape))
+    images = empty_images([len(first) for first, *_ in stored], (len(cameras), *shape), path)
     for episode, out in zip(stored, images):
         read_stored_images(episode, out, fit)
     return images

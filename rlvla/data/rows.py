@@ -3,14 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from rlvla.data.demonstrations import Demonstrations
+from rlvla.data.image_storage import image_array, read_ahead
 from rlvla.experience import Experience
 from rlvla.models.policy import TRAINING_NOISE, Policy
 from rlvla.utils.seeding import derive_rng
+
+
+class _Preprocessor(Protocol):
+    """A policy, or a value or reward model."""
+
+    def prepare(self, images: np.ndarray, proprio: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]: ...
+
+
+def prepared(
+    model: _Preprocessor,
+    images: Sequence[np.ndarray],
+    proprio: Sequence[np.ndarray] | None,
+    joined: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Images [M, N, h, w, 3] and proprio [M, P] of all episodes after `model.prepare`, episode by episode.
+
+    Args:
+        model: prepares observations.
+        images: per episode [S, N, H, W, 3].
+        proprio: per episode [S, P], or None.
+        joined: the array of which `images` are views, if any; it is returned if the model leaves images as they are.
+    """
+    rows, start = joined, 0
+    states: list[np.ndarray] = []
+    for of_episode, state in zip(images, [None] * len(images) if proprio is None else proprio):
+        observed, state = model.prepare(of_episode, state)
+        if not start and (joined is None or not np.may_share_memory(observed, joined)):
+            rows = image_array((sum(map(len, images)), *observed.shape[1:]))
+        assert rows is not None
+        if rows is not joined:
+            rows[start : start + len(observed)] = observed
+        start += len(observed)
+        states += [] if state is None else [state]
+    assert rows is not None
+    return rows, np.concatenate(states) if states else None
 
 
 class DemonstrationRows:
@@ -40,10 +77,10 @@ class DemonstrationRows:
             end.append(np.full(len(starts), offset))
         self.episodes = np.repeat(np.arange(len(first)), [len(starts) for starts in first])
         self._actions, self._first, self._end = np.concatenate(demos.actions), *map(np.concatenate, (first, end))
-        proprio = np.concatenate(demos.proprio) if spec.proprio_dim and demos.proprio is not None else None
-        images, proprio = policy.prepare(demos.joined_images(), proprio)
+        whole = demos.joined_images()
+        self._images, proprio = prepared(policy, demos.images, demos.proprio if spec.proprio_dim else None, whole)
         self._rows = Experience(
-            images=torch.from_numpy(images),
+            images=torch.from_numpy(self._images),
             proprio=None if proprio is None else torch.from_numpy(proprio),
             instructions=[text for text, images in zip(demos.instructions, demos.images) for _ in range(len(images))],
             trace={name: torch.from_numpy(np.concatenate([trace[name] for trace in traces])) for name in traces[0]},
@@ -56,6 +93,7 @@ class DemonstrationRows:
 
     def take(self, rows: np.ndarray) -> Experience:
         """The rows [M] (int64) as a batch; one fully masked row if `rows` is empty."""
+        read_ahead(self._images, rows)
         return self._rows.take(torch.from_numpy(rows))
 
     def of_episodes(self, episodes: Sequence[int]) -> np.ndarray:
@@ -92,6 +130,7 @@ class DemonstrationRows:
             order = rows[derive_rng(seed, "sft", epoch).permutation(len(rows))]
             for start in range(0, len(rows) - size + 1, size):
                 share = order[start + rank : start + size : world_size]
+                read_ahead(self._images, order[start + size + rank : start + 2 * size : world_size])  # of the next step
                 batch = self._rows.index(torch.from_numpy(share))
                 yield self.with_noise(batch, derive_rng(seed, "sft noise", epoch, start), size, rank, world_size)
 

@@ -290,17 +290,21 @@ def _bytes(array: Any) -> int:
 
 
 def _memory_problem(episodes: Sequence[StoredEpisode]) -> Iterator[tuple[str, str]]:
-    """Arrays that do not fit into memory, where all are kept; a small file can declare any number of them."""
+    """Arrays that do not fit into memory; a small file can declare any number of them.
+
+    All numbers are kept there, and the images of a camera in one episode while they are read.
+    """
     arrays = [
-        (_bytes(stored.array), episode.name, stored.name, stored.array.shape)
+        (_bytes(stored.array), stored.kind == "images", episode.name, stored.name, stored.array.shape)
         for episode in episodes
         for stored in episode.arrays.values()
         if isinstance(getattr(stored.array, "shape", None), tuple) and hasattr(stored.array, "dtype")
     ]
-    problem = over_memory(sum(size for size, *_ in arrays))
+    numbers = sum(size for size, image, *_ in arrays if not image)
+    problem = over_memory(numbers + max((size for size, image, *_ in arrays if image), default=0))
     if problem:
-        _, episode, largest, shape = max(arrays)
-        yield episode, f"{largest} has the shape {list(shape)}; the arrays of all episodes {problem}"
+        _, _, episode, largest, shape = max(arrays)
+        yield episode, f"{largest} has the shape {list(shape)}; it and the numbers of all episodes {problem}"
 
 
 def _value_problem(stored: StoredArray, sizes: Mapping[str, int]) -> str | None:

@@ -7,6 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container
+_OWN_CGROUP = Path("/proc/self/cgroup")
+_MEMINFO = Path("/proc/meminfo")
 # Data that compress better than this are no data: an unwritten array, or a bomb. Deflate reaches 1,032 at most.
 _MOST_EXPANSION = 1000
 _FREE_BYTES = 64 * 2**20  # that a file of any size may expand to
@@ -18,6 +20,44 @@ def memory_bytes() -> int:
     with suppress(OSError, ValueError):  # no container, or one without a limit
         memory = min(memory, int(_CGROUP_LIMIT.read_text()))
     return memory
+
+
+def available_bytes() -> int:
+    """Memory that a process can still allocate, of this machine or of its control groups, shared among local ranks.
+
+    Pages of files that the kernel can drop count as available.
+    """
+    available = memory_bytes()
+    with suppress(OSError, ValueError, KeyError):
+        available = min(available, 1024 * _numbers(_MEMINFO, separator=":")["MemAvailable"])
+    for group in _control_groups():
+        with suppress(OSError, ValueError, KeyError):  # a group without a limit
+            limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+            usage = _numbers(group / "memory.stat")
+            available = min(available, limit - used + usage["active_file"] + usage["inactive_file"])
+    return max(0, available) // local_ranks()
+
+
+def _control_groups() -> list[Path]:
+    """The control group (version 2) of this process and those above it, each of which may limit its memory."""
+    root = _CGROUP_LIMIT.parent
+    with suppress(OSError):
+        for line in _OWN_CGROUP.read_text().splitlines():
+            if line.startswith("0::/"):
+                own = root / line.removeprefix("0::/")
+                return [own, *(group for group in own.parents if group.is_relative_to(root))]
+    return [root]
+
+
+def _numbers(path: Path, separator: str | None = None) -> dict[str, int]:
+    """Lines of a name and a number."""
+    lines = (line.split(separator) for line in path.read_text().splitlines())
+    return {name: int(value.split()[0]) for name, value in lines}
+
+
+def local_ranks() -> int:
+    """Number of ranks on this machine, as launchers of distributed training export it."""
+    return int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
 
 
 def gib(size: float) -> str:

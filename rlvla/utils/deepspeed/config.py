@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from rlvla.utils.budgets import local_ranks
 from rlvla.utils.cli.flags import arg
 from rlvla.utils.errors import Problem
 
@@ -115,7 +116,7 @@ def port_problems() -> list[Problem]:
 
 def device_problems() -> list[Problem]:
     """A problem if more ranks were launched on this machine than it has GPUs."""
-    ranks = int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    ranks = local_ranks()
     if ranks == 1 or os.environ.get("DS_ACCELERATOR") == "cpu":
         return []
     import torch
