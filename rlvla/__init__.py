@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from rlvla.envs import register_suite as register_suite
     from rlvla.envs.config import EnvConfig as EnvConfig
     from rlvla.envs.config import SplitConfig as SplitConfig
+    from rlvla.envs.gymnasium.wrapper import gym_env as gym_env
+    from rlvla.envs.gymnasium.wrapper import gym_vector_env as gym_vector_env
     from rlvla.envs.splits import LearnedStates as LearnedStates
     from rlvla.envs.splits import train_init_states as train_init_states
     from rlvla.envs.workers.pool import EnvPool as EnvPool
@@ -73,6 +75,7 @@ _HOMES = {
     "data.reading": ("read_demonstrations",),
     "envs": ("ChunkResult", "Env", "Observation", "TaskSpec", "list_tasks", "make_env", "register_suite"),
     "envs.config": ("EnvConfig", "SplitConfig"),
+    "envs.gymnasium.wrapper": ("gym_env", "gym_vector_env"),
     "envs.splits": ("LearnedStates", "train_init_states"),
     "envs.workers.pool": ("EnvPool",),
     "envs.workers.watchdog": ("WatchedPool",),
