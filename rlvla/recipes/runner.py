@@ -8,7 +8,6 @@ import os
 import resource
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,7 +21,7 @@ from rlvla.recipes.recipe import KINDS, MAX_MINUTES, REPORT, RecipeConfig, Stage
 from rlvla.recipes.state import DONE, RUNNING, State, locked
 from rlvla.utils.cli.programs import typed_command
 from rlvla.utils.errors import ConfigError, Problem
-from rlvla.utils.launcher import ACCELERATOR_FILES
+from rlvla.utils.launcher import ACCELERATOR_FILES, RANKS_MODULE
 from rlvla.utils.signals import SHELL_SIGNAL_BASE, StopRequested, record, taken_over
 from rlvla.utils.terminal import IN_RECIPE, duration, fit, log, show, style
 
@@ -91,13 +90,7 @@ def launch_command(program: Sequence[str], flags: Sequence[str], processes: int)
     """
     if processes == 1:
         return [sys.executable, *program, *flags]
-    module = program[0] == "-m"
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = str(listener.getsockname()[1])
-    ranks = ["-q", "--num_accelerators", str(processes), "--master_port", port]
-    launcher = [sys.executable, "-m", "deepspeed.launcher.runner", *ranks]
-    return [*launcher, *(["--module", *program[1:]] if module else program), *flags]
+    return [sys.executable, "-P", "-m", RANKS_MODULE, str(processes), *program, *flags]
 
 
 def run(argv: Sequence[str], signals: Signals, beat: Callable[[float], None], lock: int) -> int:
@@ -125,8 +118,8 @@ def run(argv: Sequence[str], signals: Signals, beat: Callable[[float], None], lo
             os._exit(1)
 
     environment = {**os.environ, IN_RECIPE: "1"}
-    if "deepspeed.launcher.runner" in argv and num_gpus() == 0:
-        environment.setdefault("DS_ACCELERATOR", "cpu")  # so that the launcher does not search for one
+    if RANKS_MODULE in argv and num_gpus() == 0:
+        environment.setdefault("DS_ACCELERATOR", "cpu")  # so that DeepSpeed does not search for one
     child = subprocess.Popen(argv, env=environment, preexec_fn=die_with_parent, pass_fds=[lock])
     terminate_at = None
     while (status := child.poll()) is None:

@@ -10,8 +10,15 @@ from pathlib import Path
 # Device files of accelerators. Without any of these the deepspeed launcher warns, twice, that it found none.
 ACCELERATOR_FILES = ("/dev/nvidiactl", "/dev/nvmap", "/dev/kfd", "/dev/dxg")
 _NODE_LAUNCHER = "deepspeed.launcher.launch"  # started by the program `deepspeed`, on every machine
+RANKS_MODULE = "rlvla.recipes.ranks"  # starts the ranks of a recipe's stage
 _PROGRAMS = {"deepspeed", "deepspeed.pt", "ds", "torchrun"}
-_MODULES = {_NODE_LAUNCHER, "deepspeed.launcher.runner", "torch.distributed.run", "torch.distributed.launch"}
+_MODULES = {
+    _NODE_LAUNCHER,
+    RANKS_MODULE,
+    "deepspeed.launcher.runner",
+    "torch.distributed.run",
+    "torch.distributed.launch",
+}
 _LEADING_ARGUMENTS = 5  # of a command line, among which its program stands: an interpreter and its options come first
 _GONE = -1  # no process started then
 
