@@ -78,6 +78,9 @@ NOT_RUN = {
     "python cli/train_ppo_vla.py --pretrain runs/libero_sft/policy": "as above",
     "python cli/train_sac_vla.py --custom_module tests/support/state_reach.py": "a suite of the tests; "
     "tests/integration/test_sac_training.py runs a smaller one",
+    "python cli/tune_sft_vla.py": "several training runs; tests/integration/test_tune_sft.py runs a small one",
+    "python cli/train_sft_vla.py --config runs/tune/choice.yaml": "as above",
+    "python cli/dagger_vla.py": "rounds of three commands each; tests/integration/test_dagger.py runs smaller ones",
     "python cli/train_sac_vla.py --policy dsrl": "needs a flow policy; "
     "tests/integration/test_dsrl_training.py makes one",
     "python cli/eval_vla.py --pretrain runs/quickstart/ppo/policy": "needs the quickstart; "
@@ -108,7 +111,6 @@ SMALLER = {
     "check_env": "--check_steps 2",
     "collect_demos": "--num_demos 3 --num_envs 1 --max_steps 10 --keep all",
     "train_sft_vla": "--max_epochs 1 --train_batch_size 16",
-    "dagger_vla": "--round_demos 2 --round_steps 2 --round_episodes 2 --num_envs 1 --train_batch_size 16",
     "train_ppo_vla": PPO,
     "train_sac_vla": "--num_episodes 8 --rollout_batch_size 4 --random_episodes 4 --train_batch_size 8 --num_envs 1 "
     "--eval_episodes 1 --max_steps 10",

@@ -6,7 +6,7 @@ Importing this module registers the built-in suites with Gymnasium.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -48,8 +48,8 @@ class _Converter:
         trust_suite(suite)
         self.task = _selected(suite, list_tasks(suite, **options), task)
         if chunk < 1 or (chunk > 1 and self.task.macro_steps):
-            limit = "1: an action is a primitive" if self.task.macro_steps else "at least 1"
-            raise ConfigError(f"chunk must be {limit}, not {chunk}")
+            valid = "1: an action is a primitive" if self.task.macro_steps else "at least 1"
+            raise ConfigError(f"chunk must be {valid}, not {chunk}")
         self.cameras = tuple(options.get("cameras") or get_suite(suite).default_cameras)
         self.init_states = _states(self.task, init_states)
         shape = (self.task.action_dim,) if chunk == 1 else (chunk, self.task.action_dim)
@@ -127,7 +127,7 @@ class GymEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
         ConfigError, MissingExtraError: as `make_env`.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 10}
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class GymVectorEnv(VectorEnv):
         custom_modules: files or modules that register the suite, for the workers.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+    metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
 
     def __init__(
         self,
@@ -245,7 +245,8 @@ class GymVectorEnv(VectorEnv):
                 for i in range(self.num_envs)
             }
         )
-        rewards, infos = np.zeros(self.num_envs), {}
+        infos: dict[str, Any] = {}
+        rewards = np.zeros(self.num_envs)
         terminated, truncated = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
         for i, answer in answers.items():
             if isinstance(answer, ChunkResult):
@@ -315,4 +316,4 @@ def _states(task: TaskSpec, init_states: str | Sequence[int]) -> Sequence[int]:
 
 for _suite in suite_names():
     if not _suite.startswith(GYM):
-        gymnasium.register(f"rlvla/{_suite}-v0", entry_point=GymEnv, kwargs={"suite": _suite})
+        gymnasium.register(f"rlvla/{_suite}-v0", entry_point=f"{__name__}:GymEnv", kwargs={"suite": _suite})

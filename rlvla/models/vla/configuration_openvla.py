@@ -127,7 +127,7 @@ class OpenVLAConfig(PretrainedConfig):
             except Exception as error:  # transformers raises its own validation errors
                 text = f"text_config of config.json cannot be used ({' '.join(str(error).split())})"
                 raise ConfigError.of(None, "invalid_file", text) from error
-        self.text_config = text_config
+        self.text_config: LlamaConfig = text_config
         self.timm_model_ids = list(timm_model_ids or PUBLIC_TIMM_MODEL_IDS)
         self.image_sizes = list(image_sizes or [224, 224])
         self.timm_model_kwargs = timm_model_kwargs
