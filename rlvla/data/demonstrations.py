@@ -67,6 +67,8 @@ class Demonstrations:
         names: per episode its name in the file; None if they have none.
         learned_from: recorded initial states of several files, perhaps of different suites; None: see `init_states`.
         success_recorded: whether the data say which episodes of all files ended in success.
+        action_names: names of the action dimensions, such as joints; None if not recorded.
+        proprio_names: names of the dimensions of `proprio`; None if not recorded.
     """
 
     env_args: dict[str, Any]
@@ -87,6 +89,8 @@ class Demonstrations:
     names: list[str] | None = None
     learned_from: list[LearnedStates] | None = None
     success_recorded: bool = True
+    action_names: list[str] | None = None
+    proprio_names: list[str] | None = None
 
     def outcome(self, episode: int) -> bool | None:
         """Whether an episode ended in success; None if that is not recorded."""

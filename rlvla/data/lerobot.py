@@ -167,7 +167,19 @@ def _read(
         control_freq=float(info["fps"]),
         names=[episode.name for episode in episodes],
         success_recorded=success is not None,
+        action_names=_dimension_names(features, ACTION),
+        proprio_names=_dimension_names(features, STATE),
     )
+
+
+def _dimension_names(features: Mapping[str, Any], key: str) -> list[str] | None:
+    """Names of the dimensions of a vector: a list, or lists by kind as in `{"motors": [...]}`; None without them."""
+    feature = features.get(key, {})
+    names = feature.get("names")
+    if isinstance(names, dict):
+        names = [name for listed in names.values() for name in (listed if isinstance(listed, list) else [listed])]
+    complete = isinstance(names, list) and [len(names)] == feature["shape"]
+    return names if complete and all(isinstance(name, str) for name in names) else None
 
 
 def _success(

@@ -96,9 +96,9 @@ def _rows_of(demos: Demonstrations, index: int) -> _Rows:
 def _info(demos: Demonstrations, episodes: list[_Rows], tasks: list[str], fps: float) -> dict[str, Any]:
     first, cameras = episodes[0], demos.env_args["cameras"]
     height, width = first.pictures.shape[2:4]
-    features: dict[str, Any] = {ACTION: _feature("float32", [first.actions.shape[1]])}
+    features: dict[str, Any] = {ACTION: _feature("float32", [first.actions.shape[1]], demos.action_names)}
     if first.proprio is not None:
-        features[STATE] = _feature("float32", [first.proprio.shape[1]])
+        features[STATE] = _feature("float32", [first.proprio.shape[1]], demos.proprio_names)
     for camera in cameras:
         video = {"video.fps": fps, "video.codec": "h264", "video.pix_fmt": "yuv420p", "has_audio": False}
         shape = {"dtype": "video", "shape": [height, width, 3], "names": ["height", "width", "channels"]}
@@ -141,8 +141,8 @@ def _card(name: str, info: dict[str, Any], tasks: list[str]) -> str:
     return f"{head}\n\n# {name}\n\nLeRobot {_VERSION}: {facts}.\n\n{table}\n\nTasks:\n\n{listed}\n"
 
 
-def _feature(dtype: str, shape: list[int]) -> dict[str, Any]:
-    return {"dtype": dtype, "shape": shape, "names": None}
+def _feature(dtype: str, shape: list[int], names: list[str] | None = None) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "names": names}
 
 
 def _statistics(episodes: list[_Rows], cameras: Sequence[str]) -> dict[str, Any]:

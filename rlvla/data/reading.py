@@ -250,7 +250,14 @@ def joined(datasets: Sequence[Demonstrations]) -> Demonstrations:
         names=_concatenated(datasets, lambda demos: demos.names),
         success_recorded=all(demos.success_recorded for demos in datasets),
         learned_from=[states for demos in datasets for states in demos.states_learned_from],
+        action_names=_common([demos.action_names for demos in datasets]),
+        proprio_names=_common([demos.proprio_names for demos in datasets]),
     )
+
+
+def _common(names: Sequence[list[str] | None]) -> list[str] | None:
+    """The names on which all datasets agree; None if they do not."""
+    return names[0] if all(other == names[0] for other in names) else None
 
 
 def _max_steps(datasets: Sequence[Demonstrations]) -> int | None:

@@ -241,7 +241,13 @@ def read_episodes(
         control_freq=control_freq,
         names=[episode.name for episode in episodes],
         success_recorded=success is not None,
+        proprio_names=None if proprio is None or layout.proprio == ("proprio",) else _dimension_names(first, layout),
     )
+
+
+def _dimension_names(episode: dict[str, StoredArray], layout: _Layout) -> list[str]:
+    """`robot0_eef_pos_0` and so on, the dimensions of concatenated arrays."""
+    return [f"{key}_{dim}" for key in layout.proprio for dim in range(episode[key].array.shape[1])]
 
 
 def _selected(

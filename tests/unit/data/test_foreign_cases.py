@@ -113,6 +113,7 @@ def test_a_file_of_robomimic(caplog: pytest.LogCaptureFixture) -> None:
         assert demos.success == [file[f"data/demo_{i}/rewards"][-1] == 1 for i in range(6)]
     assert demos.success_recorded and demos.actions[0].dtype == np.float32
     assert demos.statistics["robosuite"]["action"]["mask"] == [True] * 6 + [False]
+    assert demos.proprio_names[2:4] == ["robot0_eef_pos_2", "robot0_eef_quat_0"] and len(demos.proprio_names) == 9
 
 
 def test_parts_of_a_file_of_robomimic() -> None:

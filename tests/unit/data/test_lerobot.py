@@ -199,6 +199,21 @@ def test_a_dataset_recorded_elsewhere(tmp_path: Path) -> None:
     assert demos.images[0].shape == (12, 1, 32, 32, 3) and demos.images[1][5, 0, 0, 0, 0] == 100
     assert demos.actions[1][6].tolist() == [0.5, -0.5, 1.0]
     assert demos.statistics["kitchen"]["num_trajectories"] == 2
+    assert demos.action_names is None
+
+
+@pytest.mark.parametrize("names", [["shoulder", "elbow", "gripper"], {"motors": ["shoulder", "elbow", "gripper"]}])
+def test_names_of_joints_are_kept(tmp_path: Path, names: list[str] | dict[str, list[str]]) -> None:
+    folder = foreign(tmp_path / "kitchen")
+    info = json.loads((folder / "meta" / "info.json").read_text())
+    info["features"]["action"]["names"] = names
+    (folder / "meta" / "info.json").write_text(json.dumps(info))
+    convert(["--demos", str(folder), "--output", str(tmp_path / "converted")])
+    written = json.loads((tmp_path / "converted" / "meta" / "info.json").read_text())
+    assert written["features"]["action"]["names"] == ["shoulder", "elbow", "gripper"]
+    unnamed = foreign(tmp_path / "unnamed")
+    assert read_several([str(folder), str(tmp_path / "converted")]).action_names == ["shoulder", "elbow", "gripper"]
+    assert read_several([str(folder), str(unnamed)]).action_names is None
 
 
 @pytest.mark.parametrize(

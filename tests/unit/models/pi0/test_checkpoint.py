@@ -398,3 +398,9 @@ def test_weights_that_are_not_finite(folder: Path) -> None:
     resave(folder / WEIGHTS, lambda t: t["model.state_proj.bias"].fill_(float("nan")))
     with pytest.raises(ConfigError, match=r"model\.state_proj\.bias"):
         check_pi0(folder).load_network()
+
+
+def test_states_far_outside_of_the_range_fall_into_the_outermost_bins() -> None:
+    """As in LeRobot and openpi, whose bin below -1 is numbered -1."""
+    states = np.array([[-50.0, -1.0, 0.0, 0.999, 1.0, 50.0]])
+    assert state_in_bins(states, 6).tolist() == [[-1, 0, 128, 255, 255, 255]]
