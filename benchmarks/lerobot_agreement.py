@@ -4,19 +4,20 @@
 
 With pi0, names and shapes of all tensors in their full sizes are compared, too.
 
-The environment needs `pip install "lerobot[smolvla]==0.4.4"` and nothing of rlvla. For each case (tests/support/
-smolvla_cases.py, pi0_cases.py) LeRobot saves a policy, and both compute the prefix (keys and values of every layer of
-the expert), velocities, sampled actions, and what the processors make of images of odd sizes, states, prompts and
-actions. Then the policy is loaded here, its weights changed, saved, and compared again. The table shows the largest
-difference; above 1e-4 the command fails. `--record` keeps LeRobot's files and results as test vectors in tests/data.
+The environment needs `pip install "lerobot[smolvla]==0.4.4"`, or 0.6.1 on Python 3.12, and nothing of rlvla. For each
+case (tests/support/smolvla_cases.py, pi0_cases.py) LeRobot saves a policy, and both compute the prefix (keys and values
+of every layer of the expert), velocities, sampled actions, and what the processors make of images of odd sizes, states,
+prompts and actions. Then the policy is loaded here, its weights changed, saved, and compared again. The table shows the
+largest difference; above 1e-4 the command fails. `--record` keeps LeRobot's files and results as test vectors in
+tests/data.
 
 SmolVLA: LeRobot's transformers may shift the positions of image patches (rlvla.models.smolvla.network), which is then
 done here too.
 
-pi0 and pi0.5 (`--family pi0`): LeRobot's classes for them run only on a transformers with changes. Give an environment
-of its own that has `transformers==4.53.2` with the files of openpi's src/openpi/models_pytorch/transformers_replace
-copied over it, as openpi's README says. LeRobot knows the full sizes alone; its half of the script makes it build
-smaller ones, and changes nothing else.
+pi0 and pi0.5 (`--family pi0`): LeRobot 0.6.1 has its own classes (transformers 5.5.0). Those of 0.4.4 run only on a
+transformers with changes: give an environment of its own that has `transformers==4.53.2` with the files of openpi's
+src/openpi/models_pytorch/transformers_replace copied over it, as openpi's README says. LeRobot knows the full sizes
+alone; its half of the script makes it build smaller ones, and changes nothing else.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from rlvla.models.lerobot.settings import SETTINGS_FILE
 from rlvla.utils.terminal import table
 from tests.support import pi0_cases, smolvla_cases
 from tests.support.lerobot_cases import Case, differences, observations
@@ -115,6 +117,9 @@ def main() -> None:
             family.prepare(case, folder)
             (folder / "request.json").write_text(json.dumps(case.request()), encoding="utf-8")
         lerobot(python, "build", *built)
+        if options.family == "pi0":
+            for folder in built:
+                pi0_cases.mark_inputs(folder)
         here = {Path(scratch) / "here" / folder.name: case for folder, case in built.items()}
         for source, target in zip(built, here):
             written_here(family, source, target)
@@ -126,7 +131,8 @@ def main() -> None:
         ]
         if options.record:
             for folder, theirs in zip(built, results):
-                record(family.VECTORS / folder.name, folder, theirs)
+                old = options.family == "smolvla" or (folder / SETTINGS_FILE).exists()
+                record((family.VECTORS if old else pi0_cases.VECTORS_06) / folder.name, folder, theirs)
     for name, saved_there, saved_here in zip(family.CASES, gaps, gaps[len(built) :]):
         for part in dict.fromkeys(key.partition("/")[0] for key in saved_there):
             first, second = (

@@ -52,8 +52,12 @@ def classes(family: str, sizes: dict[str, Any] | None) -> tuple[Any, Any]:
 
 def shrink(modeling: Any, sizes: dict[str, Any]) -> None:
     """Replace the sizes that LeRobot has in its code for pi0."""
-    from transformers.models.gemma.modeling_gemma import GemmaForCausalLM
-    from transformers.models.paligemma.modeling_paligemma import PaliGemmaForConditionalGeneration
+    try:  # from 0.5 on
+        from lerobot.policies.pi_gemma import PaliGemmaForConditionalGenerationWithPiGemma as Vlm
+        from lerobot.policies.pi_gemma import PiGemmaForCausalLM as Expert
+    except ImportError:
+        from transformers.models.gemma.modeling_gemma import GemmaForCausalLM as Expert
+        from transformers.models.paligemma.modeling_paligemma import PaliGemmaForConditionalGeneration as Vlm
 
     parts = {"gemma_2b": sizes["vlm"], "gemma_300m": sizes["expert"]}
 
@@ -70,14 +74,15 @@ def shrink(modeling: Any, sizes: dict[str, Any]) -> None:
         config.vision_config.patch_size = vision["patch_size"]
         config.vision_config.projection_dim = sizes["vlm"]["width"]
         config.text_config.vocab_size = config._vocab_size = config.image_token_index = sizes["vocabulary"]
-        return PaliGemmaForConditionalGeneration(config=config)
+        return Vlm(config=config)
 
     def small_expert(config: Any) -> Any:
         config.vocab_size = sizes["vocabulary"]
-        return GemmaForCausalLM(config=config)
+        return Expert(config=config)
 
     modeling.get_gemma_config = variant
-    modeling.PaliGemmaForConditionalGeneration, modeling.GemmaForCausalLM = small_vlm, small_expert
+    setattr(modeling, Vlm.__name__, small_vlm)
+    setattr(modeling, Expert.__name__, small_expert)
 
 
 def sizes_here() -> dict[str, Any] | None:
@@ -156,19 +161,21 @@ def smolvla_record(policy: Any, seen: Seen, x: Tensor, t: Tensor) -> dict[str, T
 def pi0_record(policy: Any, seen: Seen, x: Tensor, t: Tensor) -> dict[str, Tensor]:
     """Mask, keys and values of the prefix, and velocities, of pi0 and pi0.5."""
     model = policy.model
-    masks = import_module(type(policy).__module__).make_att_2d_masks
+    modeling = import_module(type(policy).__module__)
+    masks = modeling.make_att_2d_masks
+    four_dims = getattr(modeling, "prepare_attention_masks_4d", None) or model._prepare_attention_masks_4d
     embedded, padding, blocks = model.embed_prefix(seen.images, seen.image_masks, seen.tokens, seen.mask)
     model.paligemma_with_expert.paligemma.language_model.config._attn_implementation = "eager"
     _, cache = model.paligemma_with_expert.forward(
-        attention_mask=model._prepare_attention_masks_4d(masks(padding, blocks)),
+        attention_mask=four_dims(masks(padding, blocks)),
         position_ids=torch.cumsum(padding, dim=1) - 1,
         past_key_values=None,
         inputs_embeds=[embedded, None],
         use_cache=True,
     )
     record = {"prefix_mask": padding}
-    for index in range(len(cache)):
-        keys, values = cache[index]
+    layers = [(layer.keys, layer.values) for layer in cache.layers] if hasattr(cache, "layers") else list(cache)
+    for index, (keys, values) in enumerate(layers):
         record |= {f"keys/{index}": keys.clone(), f"values/{index}": values.clone()}
     state = {"state": seen.state} if policy.name == "pi0" else {}
     velocities = [

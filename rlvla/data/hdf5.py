@@ -60,8 +60,8 @@ def _check_objects(file: h5py.File, stored_bytes: int) -> None:
                 if stored.get_external_count():
                     raise OSError(f"{name} {_ELSEWHERE}")
                 if stored.get_layout() == h5py.h5d.VIRTUAL:
-                    for source in range(stored.get_virtual_count()):
-                        viewed.append((name, stored.get_virtual_filename(source), stored.get_virtual_dsetname(source)))
+                    for index in range(stored.get_virtual_count()):
+                        viewed.append((name, stored.get_virtual_filename(index), stored.get_virtual_dsetname(index)))
                 chunk = stored.get_chunk() if stored.get_layout() == h5py.h5d.CHUNKED else ()  # read as a whole
                 elements = max(math.prod(dataset.shape or (0,)), math.prod(chunk))
                 sizes.append((elements * dataset.dtype.itemsize, f"{name} {list(dataset.shape or ())}"))

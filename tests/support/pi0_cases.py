@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from rlvla.models.lerobot.config import Feature, Features
+from rlvla.models.lerobot.processors import RELATIVE
 from rlvla.models.lerobot.settings import SETTINGS_FILE
 from rlvla.models.pi0.checkpoint import HEAD, INPUTS, Pi0Files, check_pi0, file_shapes
 from rlvla.models.pi0.config import PALIGEMMA, PI0, PI05, SIZES_FILE, GemmaSizes, Pi0Config, Sizes, VisionSizes
@@ -24,6 +25,7 @@ from tests.support.lerobot_cases import SENTENCES, Case, euler, observations, pa
 from tests.support.tiny_pi0 import tokenizer_files
 
 VECTORS = Path(__file__).resolve().parents[1] / "data" / "pi0"
+VECTORS_06 = VECTORS.with_name("pi0_06")
 check = check_pi0
 # LeRobot has eight heads written in its training pass.
 _SIZES = Sizes(
@@ -91,29 +93,38 @@ CASES = {
 
 
 def prepare(case: Case, folder: Path) -> None:
-    """Write the tokenizer, the sizes, and the LeRobot whose inputs are recorded, into a policy's folder."""
+    """Write the tokenizer and the sizes into a policy's folder."""
     place = folder / PALIGEMMA
     place.mkdir(parents=True, exist_ok=True)
     for name, content in tokenizer_files(SENTENCES).items():
         (place / name).write_text(json.dumps(content), encoding="utf-8")
     (folder / SIZES_FILE).write_text(json.dumps(asdict(case.sizes)), encoding="utf-8")
-    (folder / SETTINGS_FILE).write_text(json.dumps({INPUTS: "0.4"}), encoding="utf-8")
 
 
-def recorded_folder(name: str, folder: Path) -> Path:
-    """The folder that LeRobot wrote for a case, with its weights drawn again."""
+def recorded_folder(name: str, folder: Path, vectors: Path = VECTORS) -> Path:
+    """The folder that LeRobot 0.4.4, or 0.6.1 (`VECTORS_06`), wrote for a case, with its weights drawn again."""
     case = CASES[name]
-    shutil.copytree(VECTORS / name, folder, ignore=shutil.ignore_patterns("outputs.npz"))
+    shutil.copytree(vectors / name, folder, ignore=shutil.ignore_patterns("outputs.npz"))
     prepare(case, folder)
+    mark_inputs(folder)
     config = folder / "config.json"
     shapes = file_shapes(Pi0Config.from_json(json.loads(config.read_text()), config), case.sizes)
     rng = np.random.default_rng(case.seed)
     state = {name: torch.from_numpy(numbers(name, shapes[name], rng)) for name in sorted(shapes)}
-    embedding = f"{VLM}model.language_model.embed_tokens.weight"
-    # The two share their weights; LeRobot sets the head last, and writes it alone.
-    state.pop(embedding)
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt", embedding: HEAD})
+    metadata = {"format": "pt"}
+    if vectors == VECTORS:
+        # The two share their weights; LeRobot 0.4 sets the head last, and writes it alone.
+        embedding = f"{VLM}model.language_model.embed_tokens.weight"
+        state.pop(embedding)
+        metadata[embedding] = HEAD
+    save_file(state, folder / "model.safetensors", metadata=metadata)
     return folder
+
+
+def mark_inputs(folder: Path) -> None:
+    """Record the inputs of LeRobot 0.4, whose folders do not tell them; later ones have relative actions."""
+    if RELATIVE not in (folder / "policy_preprocessor.json").read_text(encoding="utf-8"):
+        (folder / SETTINGS_FILE).write_text(json.dumps({INPUTS: "0.4"}), encoding="utf-8")
 
 
 def full_shapes(family: str) -> dict[str, tuple[int, ...]]:

@@ -12,13 +12,14 @@ from safetensors.torch import load_file
 from rlvla.models.lerobot.folder import WEIGHTS_FILE
 from rlvla.models.pi0.checkpoint import HEAD, check_pi0
 from tests.support.lerobot_cases import differences
-from tests.support.pi0_cases import CASES, VECTORS, computed_like, recorded_folder
+from tests.support.pi0_cases import CASES, VECTORS, VECTORS_06, computed_like, recorded_folder
 
 
+@pytest.mark.parametrize("vectors", [VECTORS, VECTORS_06], ids=["0.4.4", "0.6.1"])
 @pytest.mark.parametrize("name", CASES)
-def test_agrees_with_lerobot(name: str, tmp_path: Path) -> None:
-    theirs = dict(np.load(VECTORS / name / "outputs.npz"))
-    ours = computed_like(check_pi0(recorded_folder(name, tmp_path / "policy")), CASES[name], theirs)
+def test_agrees_with_lerobot(name: str, vectors: Path, tmp_path: Path) -> None:
+    theirs = dict(np.load(vectors / name / "outputs.npz"))
+    ours = computed_like(check_pi0(recorded_folder(name, tmp_path / "policy", vectors)), CASES[name], theirs)
     ours["images"] = ours["images"][:1, ..., ::3, ::3]
     gaps = differences(ours, theirs)
     assert set(theirs) == set(gaps)
