@@ -9,16 +9,21 @@ import numpy as np
 import pytest
 
 from cli.convert_demos import main as convert
+from cli.eval_vla import main as evaluate
+from cli.train_ppo_vla import main as train_ppo
 from cli.train_sft_vla import main as train_sft
 from rlvla.checkpoints.policy_folder import recorded_environment
 from rlvla.commands.model_checks import mismatch_with_policy
 from rlvla.data.options import ReadOptions
 from rlvla.data.reading import read_demonstrations, read_several
 from rlvla.envs.config import EnvConfig
+from rlvla.envs.pictures import ImageFit
 from rlvla.models.families import check_checkpoint
 from rlvla.utils.errors import ConfigError
+from tests.support.wide_robot import camera_image
 from tests.unit.data.test_lerobot import foreign
 
+ROBOT = Path(__file__).parents[2] / "support" / "wide_robot.py"
 CASES = Path(__file__).parents[4] / "shared" / "cases"
 pytestmark = pytest.mark.skipif(not CASES.is_dir(), reason="shared/cases is not beside the repository")
 SHORT = ["--max_steps", "1", "--train_batch_size", "2", "--action_chunk_len", "2", "--no-use_tensorboard"]
@@ -69,12 +74,37 @@ def test_a_policy_of_squares_names_the_flag(tmp_path: Path, capsys: pytest.Captu
     assert "give --image_size N --image_fit crop, pad or stretch" in capsys.readouterr().err
 
 
-def test_the_policy_records_how_images_were_fitted(tmp_path: Path) -> None:
+def test_the_policy_records_how_images_were_fitted_and_environments_follow(tmp_path: Path) -> None:
     argv = ["--demos", case("ds_nonsquare"), "--pretrain", "compact", "--image_size", "32", "--image_fit", "crop"]
     train_sft([*argv, *SHORT, "--save_path", str(tmp_path)])
     record = recorded_environment(tmp_path / "policy")
     assert (record["image_size"], record["image_fit"]) == (32, "crop")
     assert EnvConfig(task_suite_name="robot").completed(record).env_kwargs()["image_fit"] == "crop"
+    robot = [
+        "--custom_module",
+        str(ROBOT),
+        "--task_suite_name",
+        "wide_robot",
+        "--eval_episodes",
+        "1",
+        "--num_envs",
+        "1",
+    ]
+    policy = ["--pretrain", str(tmp_path / "policy")]
+    evaluate([*policy, *robot, "--output", str(tmp_path / "eval.json")])
+    episodes = ["--rollout_batch_size", "2", "--num_episodes", "2", "--train_batch_size", "2", "--no-val_before_train"]
+    estimator = ["--advantage_estimator", "reinforce", "--n_samples_per_prompt", "1", "--no-check_start"]
+    flags = [*episodes, *estimator, "--dump_rollouts", "--no-use_tensorboard"]
+    train_ppo([*policy, *robot, *flags, "--save_path", str(tmp_path / "ppo")])
+    record = recorded_environment(tmp_path / "ppo" / "policy")
+    assert (record["image_size"], record["image_fit"]) == (32, "crop"), "also after PPO"
+    dumped = sorted(tmp_path.rglob("*.hdf5"))
+    assert dumped
+    for file in dumped:
+        demos = read_demonstrations(file)
+        for images, (_, state) in zip(demos.images, demos.init_states, strict=True):
+            cropped = ImageFit(32, "crop")(camera_image(np.full(6, state / 40)))
+            assert (images == cropped).all() and images.shape[1:] == (2, 32, 32, 3)
 
 
 def test_smolvla_reads_the_whole_image(tmp_path: Path) -> None:
