@@ -9,9 +9,9 @@ from rlvla import gym_env
 
 STEPS, EPISODES = 40_000, 100
 
-# %% A dict of images, proprioception and the number of the instruction; `init_states` keeps the held-out states apart.
-training = gym_env("toy_reach", image_size=64, use_proprio=True)
-heldout = Monitor(gym_env("toy_reach", image_size=64, use_proprio=True, init_states="heldout"))
+# %% A dict of images, proprioception and the number of the instruction; `init_states` keeps held-out states apart.
+training = gym_env("toy_reach", image_size=36, use_proprio=True)
+heldout = Monitor(gym_env("toy_reach", image_size=36, use_proprio=True, init_states="heldout"))
 
 # %%
 model = PPO("MultiInputPolicy", training, n_steps=1024, batch_size=128, gamma=0.95, seed=0)
