@@ -5,7 +5,7 @@ Importing this module registers the built-in suites with Gymnasium.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -17,12 +17,13 @@ from gymnasium.vector.utils import batch_space
 from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_init_state_id
 from rlvla.envs.registry import GYM, get_suite, list_tasks, make_env, suite_names, trust_suite
 from rlvla.envs.splits import train_init_states
-from rlvla.envs.workers.messages import EnvSpec, Reset, StepChunk
+from rlvla.envs.workers.messages import EnvSpec, PrivilegedState, Reset, StepChunk
 from rlvla.envs.workers.pool import EnvPool
 from rlvla.utils.errors import ConfigError
 
 SPLITS = ("train", "heldout")
 INSTRUCTION, PROPRIO = "instruction", "proprio"  # keys of observations beside the names of the cameras
+State = Mapping[str, np.ndarray]  # of the simulator, see `Env.privileged_state`
 
 
 def gym_env(suite: str, task: int | str = 0, **kw: Any) -> GymEnv:
@@ -56,7 +57,7 @@ class _Converter:
         limit = self.task.action_limit
         self.action_space = spaces.Box(-limit, limit, shape, np.float32)
 
-    def observation_space(self, example: Observation) -> spaces.Dict:
+    def observation_space(self, example: Observation, state: State | None) -> spaces.Dict:
         """The space of observations like this one."""
         space: dict[str, spaces.Space] = {
             name: spaces.Box(0, 255, image.shape, np.uint8)
@@ -66,16 +67,18 @@ class _Converter:
             space[PROPRIO] = spaces.Box(-np.inf, np.inf, example.proprio.shape, np.float32)
         if self.task.instructions:
             space[INSTRUCTION] = spaces.Discrete(len(self.task.instructions))
+        for name, value in (state or {}).items():
+            space[f"state/{name}"] = spaces.Box(-np.inf, np.inf, np.shape(value), np.float32)
         return spaces.Dict(space)
 
-    def observation(self, observation: Observation) -> dict[str, Any]:
+    def observation(self, observation: Observation, state: State | None) -> dict[str, Any]:
         """The observation as an element of `observation_space`."""
         result: dict[str, Any] = dict(zip(self.cameras, observation.images, strict=True))
         if observation.proprio is not None:
             result[PROPRIO] = observation.proprio
         if self.task.instructions:
             result[INSTRUCTION] = np.int64(self.task.instructions.index(observation.instruction))
-        return result
+        return result | {f"state/{name}": np.asarray(value, np.float32) for name, value in (state or {}).items()}
 
     def drawn_state(self, rng: np.random.Generator, options: Mapping[str, Any] | None) -> tuple[int, int]:
         """Initial state and seed of an episode.
@@ -110,9 +113,10 @@ class _Converter:
 class GymEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
     """A task as a Gymnasium environment.
 
-    Observations are a dict: an image [H, W, 3] uint8 per camera, `proprio` [P] float32 if requested, and `instruction`,
-    an index, if the instruction depends on the initial state. Rewards are the simulator's. `info` has the text of the
-    instruction, the initial state, `is_success`, the executed `steps`, and the propositions that held.
+    Observations are a dict: an image [H, W, 3] uint8 per camera, `proprio` [P] float32 if requested, `instruction`, an
+    index, if the instruction depends on the initial state, and `state/NAME` float32 with `use_state`. Rewards are the
+    simulator's. `info` has the text of the instruction, the initial state, `is_success`, the executed `steps`, and the
+    propositions that held.
 
     Args:
         suite: name of the suite.
@@ -120,6 +124,7 @@ class GymEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
         init_states: "train" or "heldout", as in the commands, or state ids; `reset` draws one of them, unless its
             options have an `init_state_id`.
         chunk: actions per step, [chunk, D]; 1: [D].
+        use_state: observe the state of the simulator, too (`Env.privileged_state`).
         render_mode: "rgb_array" or None.
         options: as `make_env`.
 
@@ -136,6 +141,7 @@ class GymEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
         *,
         init_states: str | Sequence[int] = "train",
         chunk: int = 1,
+        use_state: bool = False,
         render_mode: str | None = None,
         **options: Any,
     ):
@@ -146,9 +152,10 @@ class GymEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
         self.render_mode = render_mode
         self.metadata = {**self.metadata, "render_fps": self.task.control_freq}
         self._env = make_env(suite, self.task.task_id, **options)
+        self._use_state = use_state
         self._init_state_id = self._converter.init_states[0]
         self._observation = self._env.reset(self._init_state_id, 0)
-        self.observation_space = self._converter.observation_space(self._observation)
+        self.observation_space = self._converter.observation_space(self._observation, self._state())
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -158,14 +165,14 @@ class GymEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
         self._init_state_id, episode_seed = self._converter.drawn_state(self.np_random, options)
         self._observation = self._env.reset(self._init_state_id, episode_seed)
         info = self._converter.info(self._observation, self._init_state_id)
-        return self._converter.observation(self._observation), info
+        return self._converter.observation(self._observation, self._state()), info
 
     def step(self, action: np.ndarray) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Execute an action, or a chunk of them."""
         result = self._env.step_chunk(self._converter.actions(action))
         self._observation = result.observation
         info = self._converter.info(self._observation, self._init_state_id, result)
-        observation = self._converter.observation(self._observation)
+        observation = self._converter.observation(self._observation, self._state())
         return observation, float(result.rewards.sum()), result.terminated, result.truncated, info
 
     def render(self) -> np.ndarray | None:  # type: ignore[override]
@@ -179,12 +186,15 @@ class GymEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
         """Release the simulator."""
         self._env.close()
 
+    def _state(self) -> State | None:
+        return self._env.privileged_state() if self._use_state else None
+
 
 class GymVectorEnv(VectorEnv):
     """Episodes of a task in worker processes; an episode that has ended starts anew at the next step.
 
     Args:
-        suite, task, init_states, chunk, options: as `GymEnv`.
+        suite, task, init_states, chunk, use_state, options: as `GymEnv`.
         num_envs: number of episodes at a time.
         envs_per_worker: episodes of a worker process.
         custom_modules: files or modules that register the suite, for the workers.
@@ -200,6 +210,7 @@ class GymVectorEnv(VectorEnv):
         *,
         init_states: str | Sequence[int] = "train",
         chunk: int = 1,
+        use_state: bool = False,
         envs_per_worker: int = 1,
         custom_modules: Sequence[str] = (),
         **options: Any,
@@ -209,14 +220,15 @@ class GymVectorEnv(VectorEnv):
         self._spec = EnvSpec(suite, self.task.task_id, options)
         self._pool = EnvPool(num_envs, envs_per_worker=envs_per_worker, custom_modules=custom_modules)
         self._init_state_ids = [self._converter.init_states[0]] * num_envs
-        self._ended = np.zeros(num_envs, bool)
+        self._ended, self._use_state = np.zeros(num_envs, bool), use_state
         try:
             (example,) = self._run({0: Reset(self._spec, self._init_state_ids[0], 0)}).values()
+            state = self._states([0])[0]
         except BaseException:
             self._pool.close()
             raise
         self.single_action_space = self._converter.action_space
-        self.single_observation_space = self._converter.observation_space(example)
+        self.single_observation_space = self._converter.observation_space(example, state)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self._observations: list[dict[str, Any]] = [{}] * num_envs
@@ -231,10 +243,10 @@ class GymVectorEnv(VectorEnv):
             if own is not None:
                 self._rngs[i] = gymnasium.utils.seeding.np_random(own)[0]
         answers = self._run({i: self._first(i, options) for i in range(self.num_envs)})
+        states, infos = self._states(answers), dict[str, Any]()
         self._ended[:] = False
-        infos: dict[str, Any] = {}
         for i, observation in answers.items():
-            infos = self._took(infos, i, observation)
+            infos = self._took(infos, i, observation, states[i])
         return self._batch(), infos
 
     def step(self, actions: np.ndarray) -> tuple[dict[str, Any], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
@@ -245,15 +257,15 @@ class GymVectorEnv(VectorEnv):
                 for i in range(self.num_envs)
             }
         )
-        infos: dict[str, Any] = {}
+        states, infos = self._states(answers), dict[str, Any]()
         rewards = np.zeros(self.num_envs)
         terminated, truncated = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
         for i, answer in answers.items():
             if isinstance(answer, ChunkResult):
                 rewards[i], terminated[i], truncated[i] = answer.rewards.sum(), answer.terminated, answer.truncated
-                infos = self._took(infos, i, answer.observation, answer)
+                infos = self._took(infos, i, answer.observation, states[i], answer)
             else:
-                infos = self._took(infos, i, answer)
+                infos = self._took(infos, i, answer, states[i])
         self._ended = terminated | truncated
         return self._batch(), rewards, terminated, truncated, infos
 
@@ -266,17 +278,28 @@ class GymVectorEnv(VectorEnv):
         return Reset(self._spec, self._init_state_ids[i], seed)
 
     def _took(
-        self, infos: dict[str, Any], i: int, observation: Observation, result: ChunkResult | None = None
+        self,
+        infos: dict[str, Any],
+        i: int,
+        observation: Observation,
+        state: State | None,
+        result: ChunkResult | None = None,
     ) -> dict[str, Any]:
         """Store the observation of an episode; returns `infos` with its entries."""
-        self._observations[i] = self._converter.observation(observation)
+        self._observations[i] = self._converter.observation(observation, state)
         return self._add_info(infos, self._converter.info(observation, self._init_state_ids[i], result), i)
 
     def _batch(self) -> dict[str, Any]:
         """Observations of all episodes, stacked: arrays of their own."""
         return {name: np.stack([one[name] for one in self._observations]) for name in self._observations[0]}
 
-    def _run(self, commands: Mapping[int, Reset | StepChunk]) -> dict[int, Any]:
+    def _states(self, slots: Iterable[int]) -> dict[int, State | None]:
+        """The states of the simulators after a command, None for each if they are not observed."""
+        if not self._use_state:
+            return dict.fromkeys(slots)
+        return self._run({slot: PrivilegedState() for slot in slots})
+
+    def _run(self, commands: Mapping[int, Reset | StepChunk | PrivilegedState]) -> dict[int, Any]:
         """Execute commands, and return the answer of each slot.
 
         Raises:

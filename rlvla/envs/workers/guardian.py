@@ -20,7 +20,10 @@ from contextlib import suppress
 MARK = "RLVLA_WORKER_MARK"
 # Maximum passes over the processes: one may start others while it is being killed.
 _ROUNDS = 20
+_START_SECONDS = 0.02  # between passes while a process is being started
 _POLL_SECONDS = 0.5  # without pidfd
+_PROC = "/proc"
+_KERNEL_THREAD = 0x00200000  # flag of /proc/PID/stat
 _own_mark = 0, ""  # of this process (by id, as a fork inherits the variable): its helpers' marks begin with it
 
 
@@ -49,29 +52,46 @@ def _start_guardian(pid: int, mark: str) -> None:
 def kill_marked(marks: Collection[str]) -> None:
     """Kill all processes with one of these marks, except this one (Linux; elsewhere without effect)."""
     for _ in range(_ROUNDS if marks else 0):
-        left = [pid for pid, mark in _marked() if any(mark == one or mark.startswith(f"{one}.") for one in marks)]
+        found = list(_marked())
+        left = [pid for pid, mark in found if any(mark == one or mark.startswith(f"{one}.") for one in marks)]
         for pid in left:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        if not left:
+        if not left and "" not in dict(found).values():
             return
+        time.sleep(0 if left else _START_SECONDS)
 
 
 def _marked() -> Iterator[tuple[int, str]]:
-    """(pid, mark) of all other running processes of this user that have a mark."""
+    """(pid, mark) of all other running processes of this user that have a mark; "" while a process is being started."""
     try:
-        names = os.listdir("/proc")
+        names = os.listdir(_PROC)
     except OSError:
         return
     start = f"{MARK}=".encode()
     for name in names:
         if name.isdigit() and int(name) != os.getpid():
             try:
-                with open(f"/proc/{name}/environ", "rb") as file:
+                with open(f"{_PROC}/{name}/environ", "rb") as file:
                     variables = file.read().split(b"\0")
             except OSError:  # it has ended, or belongs to another user
                 continue
+            if variables == [b""] and _is_starting(int(name)):
+                yield int(name), ""
             yield from ((int(name), v[len(start) :].decode(errors="replace")) for v in variables if v.startswith(start))
+
+
+def _is_starting(pid: int) -> bool:
+    """Whether a process has neither environment nor arguments because its program is being loaded (`execve`).
+
+    Kernel threads and ended processes have none either.
+    """
+    try:
+        with open(f"{_PROC}/{pid}/cmdline", "rb") as file, open(f"{_PROC}/{pid}/stat", "rb") as status:
+            arguments, fields = file.read(), status.read().rpartition(b")")[2].split()
+    except OSError:
+        return False
+    return not arguments and fields[0] not in (b"Z", b"X") and not int(fields[6]) & _KERNEL_THREAD
 
 
 def _wait_for_end(pid: int) -> None:

@@ -12,6 +12,7 @@ from rlvla import gym_env, gym_vector_env, make_env, train_init_states  # noqa: 
 from rlvla.utils.errors import ConfigError  # noqa: E402
 
 OPTIONS = {"image_size": 48, "use_proprio": True}
+STATE = {**OPTIONS, "use_state": True}
 REACH = {**OPTIONS, "render_mode": "rgb_array"}
 
 
@@ -53,8 +54,8 @@ def test_registered_with_splits_of_the_initial_states() -> None:
 
 
 def test_a_vector_of_environments_equals_single_ones_and_starts_again() -> None:
-    single = [gym_env("toy_reach", **OPTIONS) for _ in range(3)]
-    vector = gym_vector_env("toy_reach", num_envs=3, envs_per_worker=2, **OPTIONS)
+    single = [gym_env("toy_reach", **STATE) for _ in range(3)]
+    vector = gym_vector_env("toy_reach", num_envs=3, envs_per_worker=2, **STATE)
     try:
         observations, infos = vector.reset(seed=4)
         assert vector.observation_space.contains(observations)
@@ -73,6 +74,7 @@ def test_a_vector_of_environments_equals_single_ones_and_starts_again() -> None:
                     np.testing.assert_array_equal(observations[name][i], value)
             ended = terminated | truncated
         assert (rewards == 0).all() and not ended.any(), "a new episode"
+        np.testing.assert_allclose(observations["state/effector"], observations["proprio"], atol=1e-6)
     finally:
         vector.close()
 
