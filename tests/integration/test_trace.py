@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+# They draw the learning curve, at most once in some seconds: in the recorded iteration only on a slow machine.
+TIMED = {"rlvla/evaluation/pages.py", "rlvla/evaluation/statistics.py"}
 FILE = re.compile(r"`(rlvla/[\w/]+\.py)`")
 
 
@@ -37,5 +39,7 @@ def test_the_page_lists_the_files_of_a_recorded_iteration(tmp_path: Path) -> Non
     expected = recorded_on_the_page()
     traces = re.findall(r"<!-- trace (\w+) -->(.*?)<!-- end -->", page.read_text(encoding="utf-8"), re.DOTALL)
     for name, table in traces:
-        assert set(FILE.findall(table)) == expected[name], f"write {name} anew: {' '.join(command[1:3])} docs/trace.md"
+        assert set(FILE.findall(table)) - TIMED == expected[name] - TIMED, (
+            f"write {name} anew: {' '.join(command[1:3])} docs/trace.md"
+        )
     assert len(traces) == 3

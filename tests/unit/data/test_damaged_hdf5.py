@@ -88,10 +88,15 @@ def grey(images: np.ndarray) -> np.ndarray:
 def emptied(file: h5py.File) -> None:
     for name in list(file["data"]):
         del file["data"][name]
+    file.pop("mask", None)
 
 
-def mask(*names: str) -> Change:
-    return lambda file: file.create_dataset("mask/train", data=np.array(names, dtype="S"))
+def mask(content: object) -> Change:
+    def change(file: h5py.File) -> None:
+        del file["mask"]
+        file["mask/train"] = content
+
+    return change
 
 
 LEFT = "obs/left_image"
@@ -178,9 +183,9 @@ HDF5: dict[str, tuple[str, Change, tuple[str, ...]]] = {
     ),
     "no episodes": ("demos", emptied, ("no episode",)),
     "no data": ("demos", lambda f: f.move("data", "date"), ("'data'",)),
-    "a filter that points nowhere": ("demos", mask("demo_1", "demo_77"), ("mask/train", "demo_77")),
-    "a filter with a repetition": ("demos", mask("demo_1", "demo_1"), ("mask/train",)),
-    "a filter of numbers": ("demos", lambda f: f.create_dataset("mask/train", data=[1, 2]), ("mask/train",)),
+    "a filter that points nowhere": ("demos", mask(np.array(["demo_1", "demo_77"], "S")), ("mask/train", "demo_77")),
+    "a filter with a repetition": ("demos", mask(np.array(["demo_1", "demo_1"], "S")), ("mask/train",)),
+    "a filter of numbers": ("demos", mask([1, 2]), ("mask/train",)),
     "no environment": ("demos", lambda f: f["data"].attrs.__delitem__("env_args"), ("env_args",)),
     "an environment that is not JSON": ("demos", lambda f: f["data"].attrs.update(env_args="{"), ("env_args",)),
     "an environment that is a list": ("demos", lambda f: f["data"].attrs.update(env_args="[]"), ("env_args",)),
@@ -324,7 +329,9 @@ def test_declared_arrays_beyond_the_memory_are_not_read(name: str, originals: Or
     path = copied(originals("demos"), tmp_path)
     with h5py.File(path, "a") as file:
         text = name.startswith("mask")
-        if not text:
+        if text:
+            del file["mask"]
+        else:
             del file[name], file["data/demo_1"].attrs["num_samples"]
         shape, dtype = ((10**10,), "S7") if text else ((10**9, 4), "f4")
         file.create_dataset(name, shape, dtype, chunks=(1024, *shape[1:]))
