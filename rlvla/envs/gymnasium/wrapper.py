@@ -14,7 +14,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_init_state_id
+from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_init_state_id, task_of
 from rlvla.envs.registry import GYM, get_suite, list_tasks, make_env, suite_names, trust_suite
 from rlvla.envs.splits import train_init_states
 from rlvla.envs.workers.messages import EnvSpec, PrivilegedState, Reset, StepChunk
@@ -47,12 +47,14 @@ class _Converter:
         self, suite: str, task: int | str, init_states: str | Sequence[int], chunk: int, options: Mapping[str, Any]
     ):
         trust_suite(suite)
-        self.task = _selected(suite, list_tasks(suite, **options), task)
+        tasks = list_tasks(suite, **options)
+        ids = {one.name: one.task_id for one in tasks}
+        self.task = task_of(suite, tasks, ids.get(task, task))  # type: ignore[arg-type]  # unknown names are reported
         if chunk < 1 or (chunk > 1 and self.task.macro_steps):
             valid = "1: an action is a primitive" if self.task.macro_steps else "at least 1"
             raise ConfigError(f"chunk must be {valid}, not {chunk}")
         self.cameras = tuple(options.get("cameras") or get_suite(suite).default_cameras)
-        self.init_states = _states(self.task, init_states)
+        self.init_states = _init_states(self.task, init_states)
         shape = (self.task.action_dim,) if chunk == 1 else (chunk, self.task.action_dim)
         limit = self.task.action_limit
         self.action_space = spaces.Box(-limit, limit, shape, np.float32)
@@ -80,8 +82,8 @@ class _Converter:
             result[INSTRUCTION] = np.int64(self.task.instructions.index(observation.instruction))
         return result | {f"state/{name}": np.asarray(value, np.float32) for name, value in (state or {}).items()}
 
-    def drawn_state(self, rng: np.random.Generator, options: Mapping[str, Any] | None) -> tuple[int, int]:
-        """Initial state and seed of an episode.
+    def sample_init_state(self, rng: np.random.Generator, options: Mapping[str, Any] | None) -> tuple[int, int]:
+        """Sample the initial state and the seed of an episode.
 
         Raises:
             ValueError: the options name an unknown key or initial state.
@@ -162,7 +164,7 @@ class GymEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Start an episode; `options` may give its `init_state_id`."""
         super().reset(seed=seed)
-        self._init_state_id, episode_seed = self._converter.drawn_state(self.np_random, options)
+        self._init_state_id, episode_seed = self._converter.sample_init_state(self.np_random, options)
         self._observation = self._env.reset(self._init_state_id, episode_seed)
         info = self._converter.info(self._observation, self._init_state_id)
         return self._converter.observation(self._observation, self._state()), info
@@ -191,12 +193,12 @@ class GymEnv(gymnasium.Env[dict[str, Any], np.ndarray]):
 
 
 class GymVectorEnv(VectorEnv):
-    """Episodes of a task in worker processes; an episode that has ended starts anew at the next step.
+    """A task as a Gymnasium vector environment in worker processes, with autoreset at the next step.
 
     Args:
         suite, task, init_states, chunk, use_state, options: as `GymEnv`.
-        num_envs: number of episodes at a time.
-        envs_per_worker: episodes of a worker process.
+        num_envs: number of environments.
+        envs_per_worker: environments per worker process.
         custom_modules: files or modules that register the suite, for the workers.
     """
 
@@ -242,18 +244,18 @@ class GymVectorEnv(VectorEnv):
         for i, own in enumerate(seeds):
             if own is not None:
                 self._rngs[i] = gymnasium.utils.seeding.np_random(own)[0]
-        answers = self._run({i: self._first(i, options) for i in range(self.num_envs)})
+        answers = self._run({i: self._reset_command(i, options) for i in range(self.num_envs)})
         states, infos = self._states(answers), dict[str, Any]()
         self._ended[:] = False
         for i, observation in answers.items():
-            infos = self._took(infos, i, observation, states[i])
+            infos = self._record(infos, i, observation, states[i])
         return self._batch(), infos
 
     def step(self, actions: np.ndarray) -> tuple[dict[str, Any], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Execute an action in each environment, or start a new episode where the last step ended one."""
         answers = self._run(
             {
-                i: self._first(i, None) if self._ended[i] else StepChunk(self._converter.actions(actions[i]))
+                i: self._reset_command(i, None) if self._ended[i] else StepChunk(self._converter.actions(actions[i]))
                 for i in range(self.num_envs)
             }
         )
@@ -263,9 +265,9 @@ class GymVectorEnv(VectorEnv):
         for i, answer in answers.items():
             if isinstance(answer, ChunkResult):
                 rewards[i], terminated[i], truncated[i] = answer.rewards.sum(), answer.terminated, answer.truncated
-                infos = self._took(infos, i, answer.observation, states[i], answer)
+                infos = self._record(infos, i, answer.observation, states[i], answer)
             else:
-                infos = self._took(infos, i, answer, states[i])
+                infos = self._record(infos, i, answer, states[i])
         self._ended = terminated | truncated
         return self._batch(), rewards, terminated, truncated, infos
 
@@ -273,11 +275,11 @@ class GymVectorEnv(VectorEnv):
         """End the workers."""
         self._pool.close()
 
-    def _first(self, i: int, options: dict[str, Any] | None) -> Reset:
-        self._init_state_ids[i], seed = self._converter.drawn_state(self._rngs[i], options)
+    def _reset_command(self, i: int, options: dict[str, Any] | None) -> Reset:
+        self._init_state_ids[i], seed = self._converter.sample_init_state(self._rngs[i], options)
         return Reset(self._spec, self._init_state_ids[i], seed)
 
-    def _took(
+    def _record(
         self,
         infos: dict[str, Any],
         i: int,
@@ -290,7 +292,7 @@ class GymVectorEnv(VectorEnv):
         return self._add_info(infos, self._converter.info(observation, self._init_state_ids[i], result), i)
 
     def _batch(self) -> dict[str, Any]:
-        """Observations of all episodes, stacked: arrays of their own."""
+        """The batched observation, a copy."""
         return {name: np.stack([one[name] for one in self._observations]) for name in self._observations[0]}
 
     def _states(self, slots: Iterable[int]) -> dict[int, State | None]:
@@ -315,16 +317,7 @@ class GymVectorEnv(VectorEnv):
         return dict(sorted(answers.items()))
 
 
-def _selected(suite: str, tasks: Sequence[TaskSpec], wanted: int | str) -> TaskSpec:
-    """The task with this id or name."""
-    for task in tasks:
-        if wanted in (task.task_id, task.name):
-            return task
-    available = ", ".join(f"{task.task_id} ({task.name})" for task in tasks)
-    raise ConfigError.of("task_ids", "unknown_task", f"{suite} has no task {wanted!r}; its tasks: {available}")
-
-
-def _states(task: TaskSpec, init_states: str | Sequence[int]) -> Sequence[int]:
+def _init_states(task: TaskSpec, init_states: str | Sequence[int]) -> Sequence[int]:
     if isinstance(init_states, str):
         if init_states not in SPLITS:
             raise ConfigError(f"init_states must be state ids or one of {', '.join(SPLITS)}, not {init_states!r}")

@@ -52,12 +52,12 @@ def _start_guardian(pid: int, mark: str) -> None:
 def kill_marked(marks: Collection[str]) -> None:
     """Kill all processes with one of these marks, except this one (Linux; elsewhere without effect)."""
     for _ in range(_ROUNDS if marks else 0):
-        found = list(_marked())
-        left = [pid for pid, mark in found if any(mark == one or mark.startswith(f"{one}.") for one in marks)]
+        marked = list(_marked())
+        left = [pid for pid, mark in marked if any(mark == one or mark.startswith(f"{one}.") for one in marks)]
         for pid in left:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        if not left and "" not in dict(found).values():
+        if not left and "" not in dict(marked).values():
             return
         time.sleep(0 if left else _START_SECONDS)
 

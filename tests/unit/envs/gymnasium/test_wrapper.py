@@ -82,7 +82,7 @@ def test_a_vector_of_environments_equals_single_ones_and_starts_again() -> None:
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        ({"task": "pull"}, "toy_push has no task 'pull'; its tasks: 0 (red_to_green)"),
+        ({"task": "pull"}, "toy_push has no task pull; its tasks: 0 (red_to_green)"),
         ({"init_states": "test"}, "one of train, heldout, not 'test'"),
         ({"init_states": [10_000]}, "10000 is none of red_to_green, which has 10000"),
         ({"init_states": []}, "none given"),
