@@ -1,7 +1,7 @@
 """The ranks of a program on this machine: `python -m rlvla.recipes.ranks NUMBER PROGRAM [FLAG ...]`.
 
 They get the arguments and environment variables of the DeepSpeed launcher, whose two processes import torch and
-DeepSpeed before the first rank starts (7 s of processor time); this one imports neither.
+DeepSpeed before the first rank starts (8 s of processor time); this one imports neither.
 """
 
 from __future__ import annotations
