@@ -120,6 +120,11 @@ def episode_groups(file: h5py.File, problems: list[str]) -> list[tuple[str, h5py
     return [numbered[number] for number in sorted(numbered)]
 
 
+def episode_number(name: str) -> int:
+    """The number of an episode of `episode_groups`."""
+    return int(name.removeprefix("demo_"))
+
+
 def filters_of(file: h5py.File) -> dict[str, list[str]]:
     """The lists of episodes `mask/<name>` of robomimic; without those that `episode_groups` refuses."""
     filters = member(file, "mask")
@@ -153,20 +158,23 @@ def _filter_problems(file: h5py.File, episodes: set[str]) -> list[str]:
     return problems
 
 
-def read_stored_images(stored: Sequence[h5py.Dataset], out: np.ndarray, fit: ImageFit | None = None) -> np.ndarray:
+def read_stored_images(
+    stored: Sequence[h5py.Dataset], out: np.ndarray, fit: ImageFit | None = None, *, rest: int = 0, stride: int = 1
+) -> np.ndarray:
     """Read the images of an episode and close their datasets, each of which keeps a cache of megabytes until then.
 
-    `stored` are images [S + R, H, W, 3] of each of N cameras, resized by `fit`. The first S go to `out`
-    [S, N, H, W, 3], the last R are returned, [R, N, H, W, 3].
+    `stored` are images [S + R, H, W, 3] of each of N cameras, resized by `fit`; R is `rest`. Every `stride`-th of the
+    first S goes to `out` [ceil(S / stride), N, H, W, 3], the last R are returned, [R, N, H, W, 3].
     """
-    rest = []
+    resized = fit or (lambda images: images)
+    final = []
     for index, dataset in enumerate(stored):
-        pictures = dataset[:] if fit is None else fit(dataset[:])
-        out[:, index] = pictures[: len(out)]
-        rest.append(pictures[len(out) :])
+        pictures, steps = dataset[:], len(dataset) - rest
+        out[:, index] = resized(pictures[:steps:stride])
+        final.append(resized(pictures[steps:]))
     for dataset in stored:
         dataset.id.close()
-    return np.stack(rest, axis=1)
+    return np.stack(final, axis=1)
 
 
 def hdf5_episode(

@@ -24,6 +24,7 @@ from rlvla.data.demonstrations import Demonstrations, dataset_entry
 from rlvla.data.image_storage import empty_images
 from rlvla.data.lerobot_cache import INFO, cached_dataset
 from rlvla.data.options import AS_RECORDED, IMAGE_PREFIX, ReadOptions
+from rlvla.data.selection import episodes_by_number, episodes_of_tasks
 from rlvla.data.validation import (
     DataError,
     StoredArray,
@@ -106,7 +107,7 @@ def read_lerobot(
         admit(folder)
         info = read_json(folder / INFO, allow_nan=True)
         refuse(folder / INFO, info_problems(info))
-        return _read(folder, name, info, _chosen_cameras(folder, info, cameras, options.camera_names), options.fit)
+        return _read(folder, name, info, _chosen_cameras(folder, info, cameras, options.camera_names), options)
     except (OSError, LookupError, ValueError, TypeError, ArithmeticError, MemoryError) as error:
         if isinstance(error, ConfigError):
             raise
@@ -114,9 +115,10 @@ def read_lerobot(
 
 
 def _read(
-    folder: Path, name: str, info: dict[str, Any], chosen: Mapping[str, str], fit: ImageFit | None
+    folder: Path, name: str, info: dict[str, Any], chosen: Mapping[str, str], options: ReadOptions
 ) -> Demonstrations:
     """Read the episodes; `chosen` maps cameras, in order, to their features."""
+    fit = options.fit
     features, origin = info["features"], checked_record(info.get("rlvla", {}), folder / INFO)
     cameras, keys = list(chosen), list(chosen.values())
     refuse(
@@ -132,14 +134,17 @@ def _read(
     env_args = {"task_suite_name": name, **origin, "cameras": cameras}
     env_args |= image_record(height, width, fit)
     mask = env_args.pop("action_mask", None)
-    files = list((_episode_files_v2 if info["codebase_version"] == "v2.1" else _episode_files_v3)(folder, info))
-    episodes = _stored_episodes(files, info, keys, _instructions(folder, info))
-    check_episodes(folder, episodes, listing_problems(files, info))
+    listed = list((_episode_files_v2 if info["codebase_version"] == "v2.1" else _episode_files_v3)(folder, info))
+    files = episodes_by_number({episode.index: episode for episode in listed}, options, folder)
+    episodes = _stored_episodes(listed, files, info, keys, _instructions(folder, info))
+    check_episodes(folder, episodes, listing_problems(listed, info))
+    of_tasks = episodes_of_tasks([episode.values["instruction"].value for episode in episodes], options, folder)
+    files, episodes = [files[i] for i in of_tasks], [episodes[i] for i in of_tasks]
     arrays = [episode.arrays for episode in episodes]
     values = [{role: value.value for role, value in episode.values.items()} for episode in episodes]
     counts = [len(episode["actions"].values) for episode in arrays]
     decisions = [episode["decision_steps"].values for episode in arrays] if "decision_steps" in arrays[0] else None
-    rows_with_images = decisions or [np.arange(count) for count in counts]
+    rows_with_images = [rows[:: options.stride] for rows in decisions or [np.arange(count) for count in counts]]
 
     def numbers(role: str) -> list[np.ndarray] | None:
         return [episode[role].values.astype(np.float32) for episode in arrays] if role in arrays[0] else None
@@ -161,7 +166,7 @@ def _read(
         instructions=[value["instruction"] for value in values],
         success=success or [True] * len(episodes),
         init_states=[(v["task_id"], v["init_state_id"]) for v in values if v["init_state_id"] is not None],
-        decision_steps=decisions,
+        decision_steps=None if decisions is None and options.stride == 1 else rows_with_images,
         rewards=numbers("rewards"),
         seeds=[value["seed"] for value in values] if values[0]["seed"] is not None else None,
         control_freq=float(info["fps"]),
@@ -404,9 +409,16 @@ class _Frames:
 
 
 def _stored_episodes(
-    listed: Sequence[EpisodeFiles], info: Mapping[str, Any], cameras: Sequence[str], tasks: Mapping[int, str]
+    listed: Sequence[EpisodeFiles],
+    selected: Sequence[EpisodeFiles],
+    info: Mapping[str, Any],
+    cameras: Sequence[str],
+    tasks: Mapping[int, str],
 ) -> list[StoredEpisode]:
-    """The episodes for `check_episodes`: rows are read, videos are not decoded; `tasks`: task index -> instruction."""
+    """The selected episodes for `check_episodes`: rows are read, videos are not decoded.
+
+    `listed` are all episodes of the dataset, `tasks` maps its task indices to instructions.
+    """
     features, fps = info["features"], float(info["fps"])
     columns = {"actions": ACTION, "proprio": STATE, "rewards": REWARD, _SUCCESSES: SUCCESS}
     columns |= {_FLAGS: DECISION} if "rlvla" in info else {}
@@ -419,7 +431,7 @@ def _stored_episodes(
     for files in listed:
         indices[files.data].add(files.index)
     episodes = []
-    for files in listed:
+    for files in selected:
         values = _stored_values(files)
         episode = StoredEpisode(files.name, {}, values, values["length"].value, problems[files.index])
         episodes.append(episode)

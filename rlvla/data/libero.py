@@ -21,12 +21,21 @@ import h5py
 import numpy as np
 
 from rlvla.data.demonstrations import Demonstrations, dataset_entry
-from rlvla.data.hdf5 import UNREADABLE, episode_groups, hdf5_episode, member, opened, read_stored_images
+from rlvla.data.hdf5 import (
+    UNREADABLE,
+    episode_groups,
+    episode_number,
+    hdf5_episode,
+    member,
+    opened,
+    read_stored_images,
+)
 from rlvla.data.image_storage import empty_images
+from rlvla.data.options import AS_RECORDED, ReadOptions
+from rlvla.data.selection import episodes_by_number, episodes_of_tasks
 from rlvla.data.validation import StoredArray, StoredEpisode, check_episodes, refuse
 from rlvla.envs.libero import install as libero_install
 from rlvla.envs.libero.env import instruction_of
-from rlvla.envs.pictures import ImageFit
 from rlvla.utils.data_files import admit
 from rlvla.utils.errors import ConfigError
 
@@ -69,7 +78,7 @@ def _files_by_task(path: Path) -> list[tuple[str, int, Path]]:
     return sorted(by_task)
 
 
-def read_libero(path: Path, cameras: Sequence[str] | None, fit: ImageFit | None = None) -> Demonstrations:
+def read_libero(path: Path, cameras: Sequence[str] | None, options: ReadOptions = AS_RECORDED) -> Demonstrations:
     """Read the episodes of all files; without initial states, since LIBERO's evaluations use others.
 
     Row j holds the observation before action j. If the files store the observation after each action, the first action
@@ -78,7 +87,7 @@ def read_libero(path: Path, cameras: Sequence[str] | None, fit: ImageFit | None 
     Args:
         path: a folder of files, or one file.
         cameras: names from `IMAGES` in order; default `agentview`.
-        fit: resizing of the images.
+        options: selection of episodes, and resizing of the images.
 
     Raises:
         ConfigError: missing files or episodes, unknown cameras, or another layout.
@@ -88,15 +97,17 @@ def read_libero(path: Path, cameras: Sequence[str] | None, fit: ImageFit | None 
     if unknown:
         raise ConfigError(f"LIBERO's demonstrations have no camera {', '.join(unknown)}; they have {', '.join(IMAGES)}")
     files = _files_by_task(path)
+    instructions = [instruction_of(file.name.removesuffix(SUFFIX)) for _, _, file in files]
+    files = [files[position] for position in episodes_of_tasks(instructions, options, path)]
     columns: defaultdict[str, Any] = defaultdict(list)  # fields of `Demonstrations` with an entry for each episode
     with ExitStack() as stack:
-        episodes = _checked_episodes(path, [file for _, _, file in files], cameras, stack)
+        episodes = _checked_episodes(path, [file for _, _, file in files], cameras, options, stack)
         observed_after = [_observed_after_actions(of_file) for of_file in episodes]
-        images = iter(_empty_images(path, episodes, observed_after, cameras, fit))
+        images = iter(_empty_images(path, episodes, observed_after, cameras, options))
         for (_, _, file), of_file, after in zip(files, episodes, observed_after):
             instruction = instruction_of(file.name.removesuffix(SUFFIX))
             try:
-                _add_episodes(of_file, instruction, cameras, columns, fit, images=images, observed_after=after)
+                _add_episodes(of_file, instruction, cameras, columns, options, images=images, observed_after=after)
             except UNREADABLE as error:
                 raise ConfigError(f"{file} is not a readable file of LIBERO demonstrations ({error})") from error
     if len(columns["last_images"]) < len(columns["images"]):  # some files store the observation before the action
@@ -106,14 +117,16 @@ def read_libero(path: Path, cameras: Sequence[str] | None, fit: ImageFit | None 
         "task_ids": [task_id for _, task_id, _ in files],
         "cameras": cameras,
         "image_size": int(columns["images"][0].shape[2]),
-        **({} if fit is None else {"image_fit": fit.how}),
+        **({} if options.fit is None else {"image_fit": options.fit.how}),
     }
     statistics = {files[0][0]: dataset_entry(columns["actions"], columns["proprio"], [GRIPPER_DIM])}
+    if options.stride == 1:
+        columns["decision_steps"] = None
     return Demonstrations(env_args=env_args, statistics=statistics, init_states=[], **columns)
 
 
 def _checked_episodes(
-    path: Path, files: Sequence[Path], cameras: Sequence[str], stack: ExitStack
+    path: Path, files: Sequence[Path], cameras: Sequence[str], options: ReadOptions, stack: ExitStack
 ) -> list[list[StoredEpisode]]:
     """The episodes of each file, which the stack keeps open; ConfigError with all their problems."""
     episodes: list[list[StoredEpisode]] = []
@@ -123,7 +136,11 @@ def _checked_episodes(
         of_file: list[str] = []
         try:
             groups = episode_groups(stack.enter_context(opened(file)), of_file)
+            numbered = {episode_number(demo): (demo, group) for demo, group in groups}
+            groups = episodes_by_number(numbered, options, file) if groups else []
             episodes.append([_stored_episode(f"{label}{demo}", group, cameras, file.name) for demo, group in groups])
+        except ConfigError:  # of the selection
+            raise
         except UNREADABLE as error:
             of_file = [f"not a readable file of LIBERO demonstrations ({error})"]
         problems += [f"{label}{text}" for text in of_file or ([] if groups else ["holds no episode"])]
@@ -156,12 +173,14 @@ def _empty_images(
     episodes: Sequence[Sequence[StoredEpisode]],
     observed_after: Sequence[bool],
     cameras: Sequence[str],
-    fit: ImageFit | None,
+    options: ReadOptions,
 ) -> list[np.ndarray]:
     """Arrays for the images of the episodes of all files."""
+    fit = options.fit
     shape = episodes[0][0].arrays[cameras[0]].array.shape[1:] if fit is None else (fit.size, fit.size, 3)
     files = zip(episodes, observed_after)
-    lengths = [len(e.arrays[cameras[0]].array) - after for of_file, after in files for e in of_file]
+    steps = [len(e.arrays[cameras[0]].array) - after for of_file, after in files for e in of_file]
+    lengths = [-(-count // options.stride) for count in steps]
     return empty_images(lengths, (len(cameras), *shape), path)
 
 
@@ -170,13 +189,14 @@ def _add_episodes(
     instruction: str,
     cameras: Sequence[str],
     columns: defaultdict[str, Any],
-    fit: ImageFit | None,
+    options: ReadOptions,
     *,
     images: Iterator[np.ndarray],
     observed_after: bool,
 ) -> None:
     for episode, of_episode in zip(episodes, images):
-        final = read_stored_images([episode.arrays[camera].array for camera in cameras], of_episode, fit)
+        stored = [episode.arrays[camera].array for camera in cameras]
+        final = read_stored_images(stored, of_episode, options.fit, rest=int(observed_after), stride=options.stride)
         proprio = np.concatenate([episode.arrays[f"obs/{name}"].values for name in PROPRIO], axis=1).astype(np.float32)
         actions = episode.arrays["actions"].values.astype(np.float32)
         if observed_after:
@@ -184,7 +204,8 @@ def _add_episodes(
             columns["last_proprio"].append(proprio[-1])
             proprio, actions = proprio[:-1], actions[1:]
         columns["images"].append(of_episode)
-        columns["proprio"].append(proprio)
+        columns["proprio"].append(proprio[:: options.stride])
+        columns["decision_steps"].append(np.arange(len(actions))[:: options.stride])
         columns["actions"].append(actions)
         columns["instructions"].append(instruction)
         columns["names"].append(episode.name)

@@ -40,6 +40,17 @@ class ReadOptions:
     filter_key: str | None = arg(
         None, "read the episodes of an HDF5 file that its list mask/KEY names (default: all)", metavar="KEY"
     )
+    episodes: tuple[str, ...] = arg(
+        (),
+        "episodes to read, of each file or LeRobot dataset: their numbers and ranges, e.g. 0 3 10-19 (default: all)",
+        metavar="N",
+    )
+    tasks: tuple[str, ...] = arg(
+        (), "read the episodes with these instructions; * stands for any text (default: all)", metavar="TEXT"
+    )
+    stride: int = arg(
+        1, "read every N-th observation of an episode; actions keep their rate (default: all)", minimum=1, metavar="N"
+    )
     image_size: int | None = arg(
         None,
         "resize the images of the demonstrations to squares of this side in pixels (default: as recorded)",
@@ -79,6 +90,9 @@ class ReadOptions:
         """The flags, for a command line that reads the same data."""
         words = [word for entry in self.dataset_camera for word in ("--dataset_camera", entry)]
         words += ["--proprio_keys", *self.proprio_keys] if self.proprio_keys else []
+        for name in ("episodes", "tasks"):
+            words += [f"--{name}", *getattr(self, name)] if getattr(self, name) else []
+        words += ["--stride", str(self.stride)] if self.stride > 1 else []
         for name in ("instruction", "filter_key"):
             words += [] if getattr(self, name) is None else [f"--{name}", getattr(self, name)]
         size = [] if self.image_size is None else ["--image_size", str(self.image_size), "--image_fit", self.image_fit]

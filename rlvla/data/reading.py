@@ -17,6 +17,7 @@ from rlvla.data.libero import SUFFIX as LIBERO_SUFFIX
 from rlvla.data.libero import is_libero, read_libero
 from rlvla.data.options import AS_RECORDED, ReadOptions
 from rlvla.data.robomimic import read_episodes
+from rlvla.data.selection import parsed_episodes
 from rlvla.data.validation import camera_problems, refuse
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.config import EnvConfig
@@ -58,7 +59,7 @@ def read_demonstrations(
     if files != [str(path)]:
         return read_several(files, cameras, options=options)
     if path.exists() and is_libero(path):
-        return read_libero(path, cameras, options.fit)
+        return read_libero(path, cameras, options)
     if not path.is_file():
         text = f"{path} does not exist; make it with cli/collect_demos.py"
         raise ConfigError.of(None, "missing_file", text + not_cached(path))
@@ -89,12 +90,13 @@ def check_options(options: ReadOptions, paths: Sequence[str]) -> None:
     """Refuse options that are malformed or that no path reads.
 
     Raises:
-        ConfigError: options of a format that no path has; or as `ReadOptions.camera_names`.
+        ConfigError: options of a format that no path has; or as `ReadOptions.camera_names` and `parsed_episodes`.
     """
     problems = []
     if options.camera_names and not any(map(is_lerobot, paths)):
         text = "--dataset_camera names features of LeRobot datasets, and the data hold none; leave it out"
         problems.append(Problem("dataset_camera", "no_effect", text))
+    parsed_episodes(options.episodes)
     if all(is_lerobot(path) or is_libero(Path(path)) for path in paths):
         problems += [
             Problem(name, "no_effect", f"--{name} is for HDF5 files in robomimic's layout, of which there are none")

@@ -25,6 +25,7 @@ from rlvla.data.demonstrations import STATISTICS_FILE, Demonstrations, dataset_e
 from rlvla.data.hdf5 import (
     attribute,
     episode_groups,
+    episode_number,
     filters_of,
     hdf5_episode,
     member,
@@ -33,6 +34,7 @@ from rlvla.data.hdf5 import (
 )
 from rlvla.data.image_storage import empty_images
 from rlvla.data.options import AS_RECORDED, ReadOptions
+from rlvla.data.selection import episodes_by_number, episodes_of_tasks
 from rlvla.data.validation import StoredArray, StoredEpisode, StoredValue, camera_problems, check_episodes, refuse
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.pictures import ImageFit, image_record
@@ -192,7 +194,7 @@ def read_episodes(
         ConfigError: arrays or values are missing, or do not fit together; all problems at once.
     """
     problems: list[str] = []
-    groups = _selected(file, episode_groups(file, problems), options.filter_key, problems)
+    groups = _selected(file, path, episode_groups(file, problems), options, problems)
     layout = _layout(file, path, groups[0][1], options, problems) if groups else _Layout({}, {})
     control_freq = _control_freq(file, layout.env_args, problems) if groups else None
     unknown = [camera for camera in cameras or () if camera not in layout.images]
@@ -203,12 +205,20 @@ def read_episodes(
     cameras, fit = [] if unknown else list(layout.images), options.fit
     layout = replace(layout, images={camera: layout.images[camera] for camera in cameras})
     episodes = [_stored_episode(name, group, layout, resized=fit is not None) for name, group in groups]
+    instructions = [episode.values["instruction"].value for episode in episodes]
+    episodes = [episodes[position] for position in episodes_of_tasks(instructions, options, path)]
     size = layout.env_args.get("image_size")
     check_episodes(path, episodes, problems, {"height": size, "width": size} if isinstance(size, int) else None)
     arrays = [episode.arrays for episode in episodes]
     values = [{name: value.value for name, value in episode.values.items()} for episode in episodes]
     first = arrays[0]
     proprio = _recorded(arrays, layout.proprio)
+    decisions = _recorded(arrays, ["decision_steps"])
+    if options.stride > 1:
+        proprio = None if proprio is None else [states[:: options.stride] for states in proprio]
+        decisions = [
+            steps[:: options.stride] for steps in decisions or [np.arange(len(e["actions"].values)) for e in arrays]
+        ]
     if statistics is not None:
         dims = {"action": first["actions"].array.shape[1]}
         dims |= {"proprio": proprio[0].shape[1]} if proprio is not None else {}
@@ -218,7 +228,7 @@ def read_episodes(
     success = None if values[0]["success"] is None else [value["success"] for value in values]
     if layout.foreign and success is None and rewards and all(np.isin(r, (0, 1)).all() for r in rewards):
         success = [bool(reward[-1]) for reward in rewards]
-    images = _images(path, arrays, cameras, fit)
+    images = _images(path, arrays, cameras, options)
     height, width = images[0].shape[2:4]
     recorded = image_record(height, width, fit) if fit is not None or layout.foreign else {}
     return Demonstrations(
@@ -230,7 +240,7 @@ def read_episodes(
         instructions=[value["instruction"] for value in values],
         success=success or [True] * len(episodes),
         init_states=[(value["task_id"], value["init_state_id"]) for value in values],
-        decision_steps=_recorded(arrays, ["decision_steps"]),
+        decision_steps=decisions,
         last_images=[_last_images(episode, cameras, fit) for episode in arrays]
         if first[f"last image {cameras[0]}"].array is not None
         else None,
@@ -251,9 +261,12 @@ def _dimension_names(episode: dict[str, StoredArray], layout: _Layout) -> list[s
 
 
 def _selected(
-    file: h5py.File, groups: list[tuple[str, h5py.Group]], filter_key: str | None, problems: list[str]
+    file: h5py.File, path: Path, groups: list[tuple[str, h5py.Group]], options: ReadOptions, problems: list[str]
 ) -> list[tuple[str, h5py.Group]]:
-    """The episodes that the list `mask/<filter_key>` names; all without a key."""
+    """The episodes of `--episodes` that the list `mask/<filter_key>` names; all without a key."""
+    filter_key = options.filter_key
+    if groups:
+        groups = episodes_by_number({episode_number(name): (name, group) for name, group in groups}, options, path)
     if filter_key is None:
         return groups
     masks = filters_of(file)
@@ -355,14 +368,15 @@ def _stored_episode(name: str, group: h5py.Group, layout: _Layout, *, resized: b
 
 
 def _images(
-    path: Path, arrays: Sequence[dict[str, StoredArray]], cameras: Sequence[str], fit: ImageFit | None
+    path: Path, arrays: Sequence[dict[str, StoredArray]], cameras: Sequence[str], options: ReadOptions
 ) -> list[np.ndarray]:
     """Per episode the images [S, N, H, W, 3] uint8 of these cameras."""
+    fit, stride = options.fit, options.stride
     stored = [[episode[f"image {camera}"].array for camera in cameras] for episode in arrays]
     shape = stored[0][0].shape[1:] if fit is None else (fit.size, fit.size, 3)
-    images = empty_images([len(first) for first, *_ in stored], (len(cameras), *shape), path)
+    images = empty_images([-(-len(first) // stride) for first, *_ in stored], (len(cameras), *shape), path)
     for episode, out in zip(stored, images):
-        read_stored_images(episode, out, fit)
+        read_stored_images(episode, out, fit, stride=stride)
     return images
 
 

@@ -38,9 +38,6 @@ class ViewConfig(ReadOptions):
         "as one dataset",
         metavar="FILE",
     )
-    episodes: tuple[int, ...] = arg(
-        (), "numbers of the episodes, counted from 0 over all files (default: some of all)", minimum=0, metavar="N"
-    )
     show_episodes: int = arg(
         12,
         "without --episodes: how many, spread over the data, failures among them",
@@ -87,14 +84,11 @@ def run_view(config: ViewConfig) -> Path:
     datasets = read_parts(files, config.cameras or None, options=config)
     demos = joined(datasets)
     count = len(demos.actions)
-    if beyond := " ".join(str(number) for number in config.episodes if number >= count):
-        text = f"--episodes {beyond}: {' '.join(config.demos)} has {count} episodes"
-        problems.append(Problem("episodes", "out_of_range", text))
     if config.replay and (why := replay_problem("it", demos)):
         problems.append(Problem("replay", "not_playable", f"--replay: {why}"))
     if problems:
         raise ConfigError(problems)
-    chosen = list(dict.fromkeys(config.episodes)) or shown_episodes(demos, config.show_episodes)
+    chosen = range(count) if config.episodes else shown_episodes(demos, config.show_episodes)
     with progress_bar(len(chosen), "reading episodes") as bar:
         viewed = []
         for episode in _viewed(config, files, datasets, demos, chosen):

@@ -49,10 +49,10 @@ def dumped(demos_file: Path, tmp_path: Path) -> Path:
 
 def test_chosen_episodes_with_their_steps(demos_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     demos = read_demonstrations(demos_file)
-    text = page(capsys, tmp_path, demos_file, "--episodes", 7, 2)
+    text = page(capsys, tmp_path, demos_file, "--episodes", 7, "1-2")
     shown = sections(text)
-    assert [re.search("<h2>(.*?):", one)[1] for one in shown] == ["demo_7", "demo_2"]
-    for one, number in zip(shown, (7, 2)):
+    assert [re.search("<h2>(.*?):", one)[1] for one in shown] == ["demo_1", "demo_2", "demo_7"]
+    for one, number in zip(shown, (1, 2, 7), strict=True):
         steps = len(demos.actions[number])
         assert f'data-steps="{steps}"' in one and demos.instructions[number] in one
         assert f"initial state {demos.init_states[number][1]}" in one
@@ -96,7 +96,7 @@ def test_a_replay_shows_every_step_and_what_held(dumped: Path, tmp_path: Path, c
     ("argv", "text"),
     [
         ([], "no data is named"),
-        (["FILE", "--episodes", "40"], "40"),
+        (["FILE", "--episodes", "40"], "has no episode 40 (--episodes); it has 40 episodes, 0 to 39"),
         (["FILE", "--cameras", "wrist"], "has no camera wrist"),
         (["nowhere.hdf5"], "nowhere.hdf5 does not exist"),
     ],
