@@ -7,6 +7,7 @@ and record what it computes. `full OUTPUT`: names and shapes of the tensors of p
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import sys
@@ -132,19 +133,23 @@ def smolvla_record(policy: Any, seen: Seen, x: Tensor, t: Tensor) -> dict[str, T
     embedded, padding, blocks = model.embed_prefix(
         seen.images, seen.image_masks, seen.tokens, seen.mask, state=seen.state
     )
+    before_05 = "fill_kv_cache" in inspect.signature(towers.forward).parameters
     _, cache = towers.forward(
         attention_mask=make_att_2d_masks(padding, blocks),
         position_ids=torch.cumsum(padding, dim=1) - 1,
         past_key_values=None,
         inputs_embeds=[embedded, None],
         use_cache=True,
-        fill_kv_cache=True,
+        **({"fill_kv_cache": True} if before_05 else {}),
     )
     record = {"positions": positions[0][0], "prefix_mask": padding}
     _, layers = towers.get_model_layers([towers.get_vlm_model().text_model, towers.lm_expert])
     used = [index for index, layer in enumerate(layers) if layer is not None]
     for number, index in enumerate(used):
-        keys, values = cache[index]["key_states"], cache[index]["value_states"]
+        if before_05:
+            keys, values = cache[index]["key_states"], cache[index]["value_states"]
+        else:
+            keys, values = cache.layers[index].keys.transpose(1, 2), cache.layers[index].values.transpose(1, 2)
         every = towers.self_attn_every_n_layers
         if "cross" in towers.attention_mode and not (every > 0 and index % every == 0):
             attention = layers[index].self_attn

@@ -41,6 +41,7 @@ from rlvla.envs.pictures import ImageFit, image_record
 from rlvla.envs.records import checked_record
 from rlvla.envs.registry import list_tasks
 from rlvla.envs.robosuite.env import CAMERAS as ROBOSUITE_CAMERAS
+from rlvla.envs.robosuite.robot_state import WIDTHS
 from rlvla.models.dataset_statistics import statistics_problems
 from rlvla.utils.data_files import parse_json
 from rlvla.utils.errors import ConfigError
@@ -164,6 +165,7 @@ class _Layout:
         instruction: of all episodes; None: recorded with each.
         task_id: of all episodes; None: recorded with each.
         foreign: whether the file was written by robomimic.
+        max_steps: step limit of the task in robosuite, which people exceed; None if it is unknown.
     """
 
     env_args: dict[str, Any]
@@ -172,6 +174,7 @@ class _Layout:
     instruction: str | None = None
     task_id: int | None = None
     foreign: bool = False
+    max_steps: int | None = None
 
 
 def read_episodes(
@@ -231,6 +234,8 @@ def read_episodes(
     images = _images(path, arrays, cameras, options)
     height, width = images[0].shape[2:4]
     recorded = image_record(height, width, fit) if fit is not None or layout.foreign else {}
+    if layout.foreign and layout.max_steps is not None:
+        recorded["max_steps"] = max(layout.max_steps, *(len(episode["actions"].values) for episode in arrays))
     return Demonstrations(
         env_args=layout.env_args | {"cameras": cameras} | recorded,
         statistics=statistics or {},
@@ -288,12 +293,13 @@ def _layout(file: h5py.File, path: Path, first: h5py.Group, options: ReadOptions
         return _Layout(env_args, images, options.proprio_keys or ("proprio",), options.instruction)
     env_name = str(env_args["env_name"])
     task = next((task for task in _robosuite_tasks() if task.name == env_name), None)
-    record: dict[str, Any] = {"task_suite_name": env_name}
+    freq = env_args.get("env_kwargs", {}).get("control_freq")
+    record: dict[str, Any] = {"task_suite_name": env_name} | ({} if freq is None else {"control_freq": freq})
     images = {name.removesuffix(_IMAGE): name for name in names if name.endswith(_IMAGE)}
     if task is not None:
         own = {name: camera for camera, name in ROBOSUITE_CAMERAS.items()}
         images = {own.get(camera, camera): name for camera, name in images.items()}
-        record = {"task_suite_name": task.suite, "task_ids": [task.task_id]}
+        record |= {"task_suite_name": task.suite, "task_ids": [task.task_id]}
     if not images:
         problems.append(f"has no images obs/*{_IMAGE}; write them with robomimic's dataset_states_to_obs.py")
     proprio = options.proprio_keys or tuple(name for name in _PROPRIO if name in names)
@@ -305,9 +311,10 @@ def _layout(file: h5py.File, path: Path, first: h5py.Group, options: ReadOptions
     if instruction is None and attribute(first, "instruction") is None:
         problems.append(f"records no instruction of {env_name}; give --instruction TEXT")
         instruction = env_name
-    freq = env_args.get("env_kwargs", {}).get("control_freq")
-    record |= {} if freq is None else {"control_freq": freq}
-    return _Layout(record, images, proprio or ("proprio",), instruction, 0 if task is None else task.task_id, True)
+    if task is not None and all(name in WIDTHS for name in proprio):
+        record["robot_state"] = list(proprio)  # so that the environment of the policy observes the same
+    task_id, limit = (0, None) if task is None else (task.task_id, task.max_steps)
+    return _Layout(record, images, proprio or ("proprio",), instruction, task_id, True, limit)
 
 
 def _robosuite_tasks() -> list[TaskSpec]:

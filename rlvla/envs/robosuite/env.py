@@ -26,6 +26,7 @@ from rlvla.envs.robosuite.primitives import (
     affordance,
     macro_steps,
 )
+from rlvla.envs.robosuite.robot_state import WIDTHS
 from rlvla.envs.robosuite.tasks import TASKS, RobosuiteTask
 from rlvla.utils.cli.flags import arg
 from rlvla.utils.errors import ConfigError, Problem
@@ -61,6 +62,8 @@ class RobosuiteOptions(PerturbedOptions):
         action_space: "osc" for actions of the controller, "primitives" for action primitives, see
             `rlvla.envs.robosuite.primitives`.
         primitives: names of the available primitives; () for all of the task.
+        robot_state: observables that make up proprio, keys of `rlvla.envs.robosuite.robot_state.WIDTHS`; () for the
+            suite's own.
         object_state: append the state of the task's objects to proprio, see `TaskFacts.object_state`.
         dense_reward: the native reward is robosuite's shaped reward, in [0, 1].
     """
@@ -68,7 +71,7 @@ class RobosuiteOptions(PerturbedOptions):
     known_cameras: ClassVar[tuple[str, ...]] = tuple(CAMERAS)
     action_options: ClassVar[tuple[str, ...]] = ("action_space", "primitives")
     privileged_options: ClassVar[tuple[str, ...]] = ("object_state",)
-    unplayed_options: ClassVar[tuple[str, ...]] = ("dense_reward", "control_freq")  # the latter is in the task
+    unplayed_options: ClassVar[tuple[str, ...]] = ("dense_reward", "robot_state", "control_freq")  # in the task
     can_play_on: ClassVar[bool] = True
 
     cameras: tuple[str, ...] = ("agentview",)
@@ -82,6 +85,13 @@ class RobosuiteOptions(PerturbedOptions):
     primitives: tuple[str, ...] = arg(
         (), "names of the available action primitives (default: all of the task)", nargs="+", metavar="NAME"
     )
+    robot_state: tuple[str, ...] = arg(
+        (),
+        "proprioception as in robomimic's datasets: names of robosuite's observables, e.g. robot0_eef_pos (default: "
+        "position, yaw and gripper opening)",
+        nargs="+",
+        metavar="NAME",
+    )
     object_state: bool = arg(False, "append position and orientation of the task's objects to proprio")
     dense_reward: bool = arg(
         False, "use the shaped reward of robosuite instead of success in the reward sources env and env_progress"
@@ -94,6 +104,9 @@ class RobosuiteOptions(PerturbedOptions):
         if unknown := [name for name in self.primitives if name not in names]:
             text = f"--primitives: there is no {', '.join(unknown)}; known: {', '.join(names)}"
             problems.append(Problem("primitives", "unknown_name", text))
+        if unknown := [name for name in self.robot_state if name not in WIDTHS]:
+            text = f"--robot_state: there is no {', '.join(unknown)}; known: {', '.join(WIDTHS)}"
+            problems.append(Problem("robot_state", "unknown_name", text))
         if self.primitives and not self.has_primitives:
             text = "--primitives needs --action_space primitives"
             problems.append(Problem("primitives", "needs_flag", text))
@@ -114,6 +127,10 @@ def list_tasks(**kw) -> list[TaskSpec]:
 def task_problems(tasks: Sequence[TaskSpec], options: Mapping[str, Any]) -> list[Problem]:
     """Problems of options that some of the tasks do not support."""
     problems = []
+    without = [task.name for task in tasks if not TASKS[task.task_id].has_gripper]
+    if without and any("gripper" in name for name in options.get("robot_state", ())):
+        text = f"--robot_state: {', '.join(without)} has no gripper; leave its observables out"
+        problems.append(Problem("robot_state", "unavailable", text))
     fixed = [task.name for task in tasks if not TASKS[task.task_id].can_spread]
     if fixed and "initial_state" in levels(options.get("perturb", ())):
         text = f"--perturb initial_state: not available for {', '.join(fixed)}; leave these out"
@@ -128,7 +145,7 @@ def task_problems(tasks: Sequence[TaskSpec], options: Mapping[str, Any]) -> list
 def _spec(task_id: int, task: RobosuiteTask, options: RobosuiteOptions) -> TaskSpec:
     osc_dim = ACTION_DIM if task.has_gripper else ACTION_DIM - 1
     seconds, dim = task.seconds, osc_dim
-    proprio_dim = PROPRIO_DIM if task.has_gripper else PROPRIO_DIM - 1
+    proprio_dim = sum(WIDTHS[name] for name in options.robot_state) or (PROPRIO_DIM - (not task.has_gripper))
     primitives = task.primitives if options.has_primitives else ()
     if options.primitives:
         primitives = tuple(entry for entry in primitives if entry[0] in options.primitives)
@@ -163,8 +180,8 @@ class RobosuiteEnv(MujocoArmEnv):
     gripper (sign: negative opens, positive closes, 0 holds). Wipe has no gripper: [6].
 
     Proprio [6]: end-effector x, y (relative to the center of the table or of the first bin) and z (above it) in meters;
-    sine and cosine of its yaw; distance between the fingers in meters (absent in Wipe: [5]). With `object_state`,
-    followed by `TaskFacts.object_state`.
+    sine and cosine of its yaw; distance between the fingers in meters (absent in Wipe: [5]). With `robot_state`, these
+    observables instead. With `object_state`, followed by `TaskFacts.object_state`.
 
     With `action_space` "primitives", see `TaskSpec.macro_steps` and `rlvla.envs.robosuite.primitives`.
 
@@ -190,6 +207,7 @@ class RobosuiteEnv(MujocoArmEnv):
             simulator.spread_objects(1.0 + spread)
         hold_steps = options.success_hold_steps or math.ceil(HOLD_SECONDS * options.control_freq)
         self._facts, self._shows_objects = task.facts(simulator), options.object_state
+        self._robot_state = simulator.robot_state(options.robot_state) if options.robot_state else None
         table = Surface(task.workspace.low[:2], task.workspace.high[:2], _TABLE_HEIGHT)
         super().__init__(spec, options, simulator, CAMERAS, hold_steps, (table, task.paraphrases))
         if options.dense_reward:
@@ -266,12 +284,14 @@ class RobosuiteEnv(MujocoArmEnv):
         self._facts = None  # type: ignore[assignment]
 
     def _proprio(self) -> np.ndarray:
+        objects = self._facts.object_state() if self._shows_objects else np.empty(0)
+        if self._robot_state is not None:
+            return np.concatenate([self._robot_state(), objects], dtype=np.float32)
         data, site = self._sim.data, self._sim.eef_site
         position, mat = data.site_xpos[site] - self._facts.origin, data.site_xmat[site]
         yaw = math.atan2(mat[3], mat[0])
         fingers = data.qpos[self._sim.gripper_qpos_index]
         opening = [fingers[0] - fingers[1]] if len(fingers) else []
-        objects = self._facts.object_state() if self._shows_objects else np.empty(0)
         return np.array([*position, math.sin(yaw), math.cos(yaw), *opening, *objects], dtype=np.float32)
 
 

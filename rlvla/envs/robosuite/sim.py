@@ -22,6 +22,7 @@ import numpy as np
 
 from rlvla.envs.robosuite.importing import import_robosuite
 from rlvla.envs.robosuite.osc import OscController
+from rlvla.envs.robosuite.robot_state import RobotState
 
 ARM = "Panda"
 # Seed for the randomness in model construction (object sizes), so that all processes build the same model.
@@ -241,6 +242,14 @@ class RobosuiteSim:
         self._fingers = np.array([-1.0, 1.0])[:fingers]  # the finger joints move in opposite directions
         self._gripper_command = np.zeros(fingers)
         self._pads = [self.geom_ids(gripper.important_geoms[f"{side}_fingerpad"]) for side in ("left", "right")]
+
+    def robot_state(self, names: Sequence[str]) -> RobotState:
+        """A reader of these observables."""
+        robot = self.env.robots[0]
+        joints = np.array([self.model.joint(name).id for name in robot.robot_joints])
+        return RobotState(
+            names, self.model, self.data, eef_site=self.eef_site, joints=joints, finger_qpos=self.gripper_qpos_index
+        )
 
     def geom_ids(self, names: Sequence[str]) -> frozenset[int]:
         """Ids of the geoms with these names."""

@@ -20,6 +20,7 @@ from rlvla.envs.config import EnvConfig
 from rlvla.envs.pictures import ImageFit
 from rlvla.models.families import check_checkpoint
 from rlvla.utils.errors import ConfigError
+from tests.support.robosuite_reference import require_simulator
 from tests.support.wide_robot import camera_image
 from tests.unit.data.test_lerobot import foreign
 
@@ -159,6 +160,18 @@ def test_parts_of_a_file_of_robomimic() -> None:
             read_demonstrations(case(LIFT), options=wrong)
     with pytest.raises(ConfigError, match="--instruction is for HDF5 files"):
         read_several([case("ds_nonsquare")], options=ReadOptions(instruction="lift it"))
+
+
+def test_a_policy_of_a_robomimic_file_acts_in_robosuite(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    require_simulator()
+    start = ["--demos", case(LIFT), "--image_size", "32", "--pretrain", "compact", "--save_path", str(tmp_path)]
+    train_sft([*start, *SHORT])
+    command = capsys.readouterr().out.rsplit("next: python cli/eval_vla.py ", 1)[1].split()
+    recorded = recorded_environment(tmp_path / "policy")
+    longest = max(len(actions) for actions in read_demonstrations(case(LIFT)).actions)
+    assert recorded["max_steps"] == max(longest, 40) and recorded["control_freq"] == 20
+    evaluate([*command, "--eval_episodes", "1", "--num_envs", "1", "--max_steps", "4"])
+    assert "Lift" in capsys.readouterr().out
 
 
 def test_sizes_of_files_made_elsewhere_can_be_joined(tmp_path: Path) -> None:

@@ -89,7 +89,9 @@ def test_libero_files_by_task_episode_and_stride(tmp_path: Path, seen_after: boo
     for number, task in enumerate(task_names()["libero_spatial"][:2]):
         write_demos(tmp_path / f"{task}_demo.hdf5", demos=3, seed=number, seen_after=seen_after)
     whole = read_demonstrations(tmp_path)
-    part = read_demonstrations(tmp_path, options=ReadOptions(tasks=("*NEXT TO THE RAMEKIN*",), episodes=("1-2",), stride=2))
+    part = read_demonstrations(
+        tmp_path, options=ReadOptions(tasks=("*NEXT TO THE RAMEKIN*",), episodes=("1-2",), stride=2)
+    )
     chosen = [index for index, text in enumerate(whole.instructions) if "next to the ramekin" in text][1:]
     assert len(chosen) == 2 and part.instructions == [whole.instructions[index] for index in chosen]
     assert part.env_args["task_ids"] == [1]

@@ -7,8 +7,10 @@ import sys
 import numpy as np
 import pytest
 
+from rlvla.envs.config import EnvConfig
 from rlvla.envs.experts import ExpertConfig, make_expert
 from rlvla.envs.registry import list_tasks, make_env
+from rlvla.envs.robosuite.robot_state import WIDTHS
 from rlvla.envs.testing import assert_same_observation, assert_same_result
 from rlvla.envs.workers.messages import EnvSpec, Reset, StepChunk
 from rlvla.envs.workers.pool import EnvPool
@@ -198,3 +200,27 @@ def test_a_worker_with_two_environments_gives_the_bits_of_two_workers():
             same = assert_same_observation if alone is played[0] else assert_same_result
             same(together[slot], alone[slot])
     assert not np.array_equal(played[1][0].observation.images, played[1][1].observation.images)
+
+
+def test_observables_of_the_arm_are_those_of_robosuite():
+    require_simulator()
+    env = make_env("robosuite", 0, cameras=(), use_proprio=True, robot_state=tuple(WIDTHS))
+    try:
+        env.reset(3, 0)
+        simulated = env._sim.env
+        for name in WIDTHS:
+            simulated.modify_observable(name, "active", True)
+            simulated.modify_observable(name, "enabled", True)
+        for actions in np.random.default_rng(0).uniform(-1, 1, (3, 4, 7)).astype(np.float32):
+            proprio = env.step_chunk(actions).observation.proprio
+            observed = simulated._get_observations(force_update=True)
+            np.testing.assert_allclose(proprio, np.concatenate([observed[name] for name in WIDTHS]), atol=1e-6)
+    finally:
+        env.close()
+
+
+def test_unknown_and_missing_observables_are_refused():
+    with pytest.raises(ConfigError, match="--robot_state: there is no robot0_elbow; known: robot0_eef_pos, "):
+        list_tasks("robosuite", robot_state=("robot0_elbow",))
+    with pytest.raises(ConfigError, match="--robot_state: Wipe has no gripper"):
+        EnvConfig(task_suite_name="robosuite", task_names=("Wipe",), options={"robot_state": ("robot0_gripper_qpos",)}).tasks()
