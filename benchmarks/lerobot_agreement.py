@@ -4,7 +4,7 @@
 
 With pi0, names and shapes of all tensors in their full sizes are compared, too.
 
-The environment needs `pip install "lerobot[smolvla]==0.4.4"` (pi0: or 0.6.1, on Python 3.12) and nothing of rlvla.
+The environment needs `pip install "lerobot[smolvla]==0.4.4"` (or 0.6.1, on Python 3.12) and nothing of rlvla.
 For each case (tests/support/smolvla_cases.py, pi0_cases.py) LeRobot saves a policy, and both compute the prefix (keys
 and values of every layer of the expert), velocities, sampled actions, and what the processors make of images of odd
 sizes, states, prompts and actions. Then the policy is loaded here, its weights changed, saved, and compared again.

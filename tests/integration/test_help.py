@@ -184,7 +184,14 @@ def test_flags_of_a_suite_stand_under_its_name(command: object, capsys: pytest.C
     libero = "suites libero_10, libero_90, libero_goal, libero_object, libero_plus_10, libero_plus_goal, "
     libero += "libero_plus_object, libero_plus_spatial, libero_spatial"
     flags = {title: re.findall(r"--(\w+)", text) for title, text in groups.items()}
-    assert flags["suite robosuite"] == ["control_freq", "action_space", "primitives", "dense_reward", "no"]
+    assert flags["suite robosuite"] == [
+        "control_freq",
+        "action_space",
+        "primitives",
+        "robot_state",
+        "dense_reward",
+        "no",
+    ]
     assert flags["suites metaworld, robosuite"] == ["perturb"]
     assert flags["suites maniskill, metaworld, robosuite"] == ["object_state", "no"]
     assert flags[libero] == ["libero_assets"]

@@ -21,6 +21,7 @@ from rlvla.envs.pictures import ImageFit
 from rlvla.models.families import check_checkpoint
 from rlvla.utils.errors import ConfigError
 from tests.support.robosuite_reference import require_simulator
+from tests.support.tiny_pi0 import build_tiny_pi0
 from tests.support.wide_robot import camera_image
 from tests.unit.data.test_lerobot import foreign
 
@@ -125,6 +126,34 @@ def test_pi0_reads_the_whole_image() -> None:
     demos = read_demonstrations(case("ds_nonsquare"))
     problems = mismatch_with_policy(demos, "data", checkpoint.spec, "pi0")
     assert not [problem for problem in problems if problem.reason == "image_size"]
+
+
+def test_pi0_learns_from_whole_images_and_acts_on_them(tmp_path: Path) -> None:
+    demos = read_demonstrations(case("ds_nonsquare"))
+    entry = {"observation.state": demos.statistics["ds_nonsquare"]["proprio"]}
+    entry["action"] = demos.statistics["ds_nonsquare"]["action"]
+    statistics = {key: {n: v for n, v in values.items() if n != "mask"} for key, values in entry.items()}
+    build_tiny_pi0(
+        tmp_path / "tiny", sentences=sorted(set(demos.instructions)), statistics=statistics,
+        cameras=demos.env_args["cameras"], state_dim=6, action_dim=6, chunk_size=2,
+    )  # fmt: skip
+    start = [
+        "--demos",
+        case("ds_nonsquare"),
+        "--pretrain",
+        str(tmp_path / "tiny"),
+        "--save_path",
+        str(tmp_path / "sft"),
+    ]
+    train_sft([*start, *SHORT[:4], "--no-use_tensorboard"])
+    assert recorded_environment(tmp_path / "sft" / "policy")["image_fit"] == "native"
+    robot = ["--custom_module", str(ROBOT), "--task_suite_name", "wide_robot", "--eval_episodes", "1"]
+    episodes = ["--rollout_batch_size", "2", "--num_episodes", "2", "--train_batch_size", "2", "--num_envs", "1"]
+    flags = [*episodes, "--advantage_estimator", "reinforce", "--n_samples_per_prompt", "1", "--no-check_start"]
+    policy = ["--pretrain", str(tmp_path / "sft" / "policy"), "--save_path", str(tmp_path / "ppo"), "--dump_rollouts"]
+    train_ppo([*policy, *robot, *flags, "--no-use_tensorboard"])
+    (dumped,) = tmp_path.rglob("*.hdf5")
+    assert read_demonstrations(dumped).image_shape == (48, 64)
 
 
 LIFT = "robomimic_lift.hdf5"

@@ -223,4 +223,6 @@ def test_unknown_and_missing_observables_are_refused():
     with pytest.raises(ConfigError, match="--robot_state: there is no robot0_elbow; known: robot0_eef_pos, "):
         list_tasks("robosuite", robot_state=("robot0_elbow",))
     with pytest.raises(ConfigError, match="--robot_state: Wipe has no gripper"):
-        EnvConfig(task_suite_name="robosuite", task_names=("Wipe",), options={"robot_state": ("robot0_gripper_qpos",)}).tasks()
+        EnvConfig(
+            task_suite_name="robosuite", task_names=("Wipe",), options={"robot_state": ("robot0_gripper_qpos",)}
+        ).tasks()
