@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container
-_OWN_CGROUP = Path("/proc/self/cgroup")
+_CONTROL_GROUPS = Path("/sys/fs/cgroup")
+_OWN_GROUPS = Path("/proc/self/cgroup")
+# Controllers of a line of it -> folder of the groups, files of limit and use, prefix of counters; versions 2 and 1.
+_VERSIONS = {
+    "": ("", "memory.max", "memory.current", ""),
+    "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+}
 _MEMINFO = Path("/proc/meminfo")
 # Data that compress better than this are no data: an unwritten array, or a bomb. Deflate reaches 1,032 at most.
 _MOST_EXPANSION = 1000
@@ -15,11 +21,9 @@ _FREE_BYTES = 64 * 2**20  # that a file of any size may expand to
 
 
 def memory_bytes() -> int:
-    """Memory of this machine, or of the container."""
+    """Memory of this machine, or the limit of its control groups (of a container, or of a job of Slurm)."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with suppress(OSError, ValueError):  # no container, or one without a limit
-        memory = min(memory, int(_CGROUP_LIMIT.read_text()))
-    return memory
+    return min([memory, *(limit for limit, _ in _limits())])
 
 
 def available_bytes() -> int:
@@ -30,23 +34,27 @@ def available_bytes() -> int:
     available = memory_bytes()
     with suppress(OSError, ValueError, KeyError):
         available = min(available, 1024 * _numbers(_MEMINFO, separator=":")["MemAvailable"])
-    for group in _control_groups():
-        with suppress(OSError, ValueError, KeyError):  # a group without a limit
-            limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
-            usage = _numbers(group / "memory.stat")
-            available = min(available, limit - used + usage["active_file"] + usage["inactive_file"])
+    available = min([available, *(limit - used for limit, used in _limits())])
     return max(0, available) // local_ranks()
 
 
-def _control_groups() -> list[Path]:
-    """The control group (version 2) of this process and those above it, each of which may limit its memory."""
-    root = _CGROUP_LIMIT.parent
+def _limits() -> Iterator[tuple[int, int]]:
+    """(limit, used without files that the kernel can drop) of this process's control groups and those above them."""
+    lines = []
     with suppress(OSError):
-        for line in _OWN_CGROUP.read_text().splitlines():
-            if line.startswith("0::/"):
-                own = root / line.removeprefix("0::/")
-                return [own, *(group for group in own.parents if group.is_relative_to(root))]
-    return [root]
+        lines = _OWN_GROUPS.read_text().splitlines()
+    for line in lines or ["0::/"]:
+        _, controllers, path = line.split(":", 2)
+        if controllers not in _VERSIONS:
+            continue
+        folder, limit_file, use_file, prefix = _VERSIONS[controllers]
+        root = _CONTROL_GROUPS / folder
+        own = root / path.lstrip("/")  # absent in a container, which sees its own group as the root
+        for group in (own, *(group for group in own.parents if group.is_relative_to(root))):
+            with suppress(OSError, ValueError, KeyError):  # a group without a limit
+                limit, used = (int((group / name).read_text()) for name in (limit_file, use_file))
+                counters = _numbers(group / "memory.stat")
+                yield limit, used - counters[f"{prefix}active_file"] - counters[f"{prefix}inactive_file"]
 
 
 def _numbers(path: Path, separator: str | None = None) -> dict[str, int]:

@@ -107,22 +107,31 @@ def test_no_room_is_said_before_anything_is_read(
     assert f"{no_memory} 0.0 GiB" in refused(), "a tmpfs is memory"
 
 
-def test_available_memory_follows_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root, own = tmp_path / "cgroup", tmp_path / "cgroup" / "slurm" / "job_1"
+@pytest.mark.parametrize("version", [1, 2])
+def test_available_memory_follows_control_groups(version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "cgroup" / ("memory" if version == 1 else "")
+    own = root / "slurm" / "job_1"
     own.mkdir(parents=True)
-    monkeypatch.setattr(budgets, "_CGROUP_LIMIT", root / "memory.max")
-    monkeypatch.setattr(budgets, "_OWN_CGROUP", tmp_path / "own")
+    monkeypatch.setattr(budgets, "_CONTROL_GROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(budgets, "_OWN_GROUPS", tmp_path / "own")
     monkeypatch.setattr(budgets, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(budgets, "memory_bytes", lambda: 2**40)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    (tmp_path / "own").write_text("0::/slurm/job_1\n")
-    assert budgets.available_bytes() == 2**40
+    groups = "9:name=systemd:/\n4:memory:/slurm/job_1\n0::/\n" if version == 1 else "0::/slurm/job_1\n"
+    (tmp_path / "own").write_text(groups)
+    machine = budgets.memory_bytes()
+    assert budgets.available_bytes() == machine
     (tmp_path / "meminfo").write_text(f"MemTotal:  {2**31} kB\nMemAvailable:  {2**20} kB\n")
     assert budgets.available_bytes() == 2**30
-    for group, limit in ((own, "max"), (own.parent, str(1000))):
-        (group / "memory.max").write_text(limit)
-        (group / "memory.current").write_text("900\n")
-        (group / "memory.stat").write_text("anon 500\ninactive_file 300\nactive_file 100\n")
+    limit_file, use_file, prefix = (
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+        if version == 1
+        else ("memory.max", "memory.current", "")
+    )
+    for group, limit in ((own, "9223372036854771712" if version == 1 else "max"), (own.parent, str(1000))):
+        (group / limit_file).write_text(limit)
+        (group / use_file).write_text("900\n")
+        (group / "memory.stat").write_text(f"anon 500\n{prefix}inactive_file 300\n{prefix}active_file 100\n")
+    assert budgets.memory_bytes() == 1000
     assert budgets.available_bytes() == 500, "page cache can be dropped"
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert budgets.available_bytes() == 125

@@ -227,7 +227,10 @@ def test_the_memory_of_a_decision_is_that_of_the_policy(kind: str, written: Call
 
 def test_the_memory_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(budgets, "_CGROUP_LIMIT", limit)
+    (tmp_path / "memory.current").write_text("900\n")
+    (tmp_path / "memory.stat").write_text("inactive_file 300\nactive_file 100\n")
+    monkeypatch.setattr(budgets, "_CONTROL_GROUPS", tmp_path)
+    monkeypatch.setattr(budgets, "_OWN_GROUPS", tmp_path / "absent")
     machine = budgets.memory_bytes()
     limit.write_text("max\n")
     assert budgets.memory_bytes() == machine
