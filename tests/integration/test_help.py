@@ -193,7 +193,7 @@ def test_flags_of_a_suite_stand_under_its_name(command: object, capsys: pytest.C
         "no",
     ]
     assert flags["suites metaworld, robosuite"] == ["perturb"]
-    assert flags["suites maniskill, metaworld, robosuite"] == ["object_state", "no"]
+    assert flags["suites maniskill, metaworld, robosuite, toy_push, toy_reach"] == ["object_state", "no"]
     assert flags[libero] == ["libero_assets"]
     assert flags["suite robotwin"] == ["robotwin_root", "robotwin_config"]
 

@@ -323,7 +323,10 @@ REFUSED = {
         [flag for flag in [*STATE, "--critic_state"] if flag != "--disc_state"],
         "give what the critics are to see as well (--disc_state)",
     ),
-    "no state in the suite": (["--critic_state", "--read_images"], "has nothing that a robot cannot know"),
+    "no state in the suite": (
+        ["--critic_state", "--read_images", "--task_suite_name", "state_reach"],
+        "has nothing that a robot cannot know",
+    ),
     "no demonstrations": (["--demo_share", "0.5"], "no effect without --demos"),
 }
 

@@ -24,6 +24,13 @@ class StateReach(ToyReachEnv):
         return replace(seen, proprio=state if self.use_proprio else None, instruction=self.task.instruction)
 
 
+@dataclass(frozen=True)
+class StateReachOptions(ToyReachOptions):
+    """Nothing is left to be shown."""
+
+    privileged_options: ClassVar[tuple[str, ...]] = ()
+
+
 def list_tasks(**options) -> list[TaskSpec]:
     return [replace(task, suite=NAME, proprio_dim=4, instruction="reach the disc") for task in list_reach(**options)]
 
@@ -75,4 +82,4 @@ register_suite(
         options=HiddenReachOptions,
     ),
 )
-register_suite(NAME, Suite(list_tasks=list_tasks, make=make_state_reach, cameras=CAMERAS, options=ToyReachOptions))
+register_suite(NAME, Suite(list_tasks=list_tasks, make=make_state_reach, cameras=CAMERAS, options=StateReachOptions))

@@ -9,6 +9,7 @@ from rlvla.envs.batched_slots import BatchedTable
 from rlvla.envs.toy_push.env import (
     MARKER,
     OBJECTS,
+    STATE_NAMES,
     ToyPushOptions,
     initial_scene,
     judge,
@@ -26,6 +27,7 @@ class BatchedToyPush(BatchedTable):
 
     def __init__(self, task: TaskSpec, num_slots: int, options: ToyPushOptions):
         super().__init__(task, num_slots, options)
+        self._shows_objects = options.object_state
         self._object, self._zone = named(task)
         self._positions = np.zeros((num_slots, 6))
         self._zones = [(0.0, 0.0)] * num_slots
@@ -50,7 +52,9 @@ class BatchedToyPush(BatchedTable):
             paint_discs(images, centers[:, 0], radius, color)
 
     def _position(self, slots: np.ndarray) -> np.ndarray:
-        return self._positions[slots, :2]
+        if not self._shows_objects:
+            return self._positions[slots, :2]
+        return np.stack([np.concatenate([self._state(slot)[name] for name in STATE_NAMES]) for slot in slots])
 
     def _state(self, slot: int) -> dict[str, np.ndarray]:
         return state_of(self._positions[slot].copy(), self._object, self._zones[slot])

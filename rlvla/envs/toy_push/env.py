@@ -20,6 +20,7 @@ from rlvla.envs.chunks import SUCCESS_REWARD, ChunkRunner
 from rlvla.envs.options import SuiteOptions
 from rlvla.envs.toy_push.physics import CONTACT, NUMBERS, OBJECT_RADIUS, PUSHER_RADIUS, STEP_SIZE, Positions, push
 from rlvla.envs.toy_reach.env import TABLE, VIEW, paint_disc
+from rlvla.utils.cli.flags import arg
 
 OBJECTS: dict[str, tuple[int, int, int]] = {"red": (214, 39, 40), "blue": (40, 80, 220)}
 ZONES: dict[str, tuple[int, int, int]] = {"green": (96, 190, 110), "yellow": (245, 205, 60)}
@@ -43,6 +44,7 @@ _INIT_STATE_STREAM = 7302
 _SMALLEST_IMAGE = 32
 _TOUCH = 0.01  # a gap up to this is contact
 _BEHIND_GAP, _BEHIND_COSINE = 0.2, 0.85  # largest gap, smallest cosine between the ways to the disc and to its zone
+STATE_NAMES = ("pusher", "object", "distractor", "zone")  # proprio, and the object state that may follow it
 _PROPOSITIONS = ("behind", "touching", "near_zone", "in_zone")
 
 Point = tuple[float, float]
@@ -196,7 +198,11 @@ class ToyPushEnv:
         return image
 
     def _observe(self) -> Observation:
-        proprio = np.array(self._positions[:2], dtype=np.float32) if self._options.use_proprio else None
+        proprio: np.ndarray | None = None
+        if self._options.use_proprio:
+            state = self.privileged_state()
+            shown = STATE_NAMES if self._options.object_state else STATE_NAMES[:1]
+            proprio = np.concatenate([state[name] for name in shown]).astype(np.float32)
         return Observation(self._draw()[None], proprio, self.task.instruction)
 
 
@@ -213,8 +219,12 @@ def state_of(positions: Positions, named_object: int, zone: Point) -> dict[str, 
 
 @dataclass(frozen=True)
 class ToyPushOptions(SuiteOptions):
-    """Options of the suite. `render_quality` has no effect."""
+    """Options of the suite. `render_quality` has no effect.
 
+    With `object_state`, proprio [2] is followed by the centers of the named disc, the other disc and the named zone.
+    """
+
+    privileged_options: ClassVar[tuple[str, ...]] = ("object_state",)
     known_cameras: ClassVar[tuple[str, ...]] = CAMERAS
     needs_camera: ClassVar[bool] = True
     smallest_image: ClassVar[int] = _SMALLEST_IMAGE
@@ -223,6 +233,7 @@ class ToyPushOptions(SuiteOptions):
     cameras: tuple[str, ...] = CAMERAS
     max_steps: int = 60
     success_hold_steps: int = HOLD_STEPS
+    object_state: bool = arg(False, "append position and orientation of the task's objects to proprio")
 
 
 def list_tasks(**kw) -> list[TaskSpec]:
@@ -237,7 +248,7 @@ def list_tasks(**kw) -> list[TaskSpec]:
             max_steps=options.max_steps,
             num_init_states=10_000,
             action_dim=2,
-            proprio_dim=2,
+            proprio_dim=8 if options.object_state else 2,
             control_freq=10.0,
             propositions=_PROPOSITIONS,
             machine="chain",

@@ -52,6 +52,7 @@ class BatchedToyReach(BatchedTable):
 
     def __init__(self, task: TaskSpec, num_slots: int, options: ToyReachOptions):
         super().__init__(task, num_slots, options)
+        self._shows_objects = options.object_state
         self._effectors = np.zeros((num_slots, 2))
         self._discs = np.zeros((num_slots, len(COLORS), 2))
         self._targets = np.zeros((num_slots, 2))
@@ -75,7 +76,8 @@ class BatchedToyReach(BatchedTable):
             paint_discs(images, self._effectors[slots], radius, color)
 
     def _position(self, slots: np.ndarray) -> np.ndarray:
-        return self._effectors[slots]
+        effectors = self._effectors[slots]
+        return np.concatenate([effectors, self._targets[slots]], 1) if self._shows_objects else effectors
 
     def _state(self, slot: int) -> dict[str, np.ndarray]:
         return {

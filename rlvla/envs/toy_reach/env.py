@@ -16,6 +16,7 @@ import numpy as np
 from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_actions, check_init_state_id, task_of
 from rlvla.envs.chunks import SUCCESS_REWARD, ChunkRunner
 from rlvla.envs.options import SuiteOptions
+from rlvla.utils.cli.flags import arg
 
 # Each color has a third of the table (center x of its lane): with discs anywhere, a small model would need too long to
 # ground color words for a first example. The y coordinate of a disc must be read from the image.
@@ -107,6 +108,7 @@ class ToyReachEnv:
         task: the task, including the step limit.
         image_size: height and width of the image in pixels.
         use_proprio: whether observations include the effector's position [2].
+        object_state: proprio is followed by the center of the named disc [2].
         success_hold_steps: consecutive steps on the disc that end an episode.
         plays_on: play to the step limit, see `ChunkRunner`.
     """
@@ -117,12 +119,13 @@ class ToyReachEnv:
         *,
         image_size: int = 64,
         use_proprio: bool = False,
+        object_state: bool = False,
         success_hold_steps: int = HOLD_STEPS,
         plays_on: bool = False,
     ):
         self.task = task
         self.image_size = image_size
-        self.use_proprio = use_proprio
+        self.use_proprio, self._shows_objects = use_proprio, object_state
         self._runner = ChunkRunner(task.max_steps, success_hold_steps, plays_on=plays_on)
         self._scene: Scene | None = None
         self._background = np.empty((image_size, image_size, 3), dtype=np.uint8)
@@ -178,7 +181,8 @@ class ToyReachEnv:
         return image
 
     def _observe(self, scene: Scene) -> Observation:
-        proprio = scene.effector.astype(np.float32) if self.use_proprio else None
+        state = [scene.effector, *([scene.centers[scene.target]] if self._shows_objects else [])]
+        proprio = np.concatenate(state).astype(np.float32) if self.use_proprio else None
         instruction = self.task.instruction.format(color=scene.colors[scene.target])
         return Observation(self._draw(scene)[None], proprio, instruction)
 
@@ -195,6 +199,7 @@ def judge(effectors: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, list[
 class ToyReachOptions(SuiteOptions):
     """Options of the suite. `render_quality` has no effect."""
 
+    privileged_options: ClassVar[tuple[str, ...]] = ("object_state",)
     known_cameras: ClassVar[tuple[str, ...]] = CAMERAS
     needs_camera: ClassVar[bool] = True
     smallest_image: ClassVar[int] = _SMALLEST_IMAGE
@@ -203,6 +208,7 @@ class ToyReachOptions(SuiteOptions):
     cameras: tuple[str, ...] = CAMERAS
     max_steps: int = 12
     success_hold_steps: int = HOLD_STEPS
+    object_state: bool = arg(False, "append position and orientation of the task's objects to proprio")
 
 
 def list_tasks(**kw) -> list[TaskSpec]:
@@ -217,7 +223,7 @@ def list_tasks(**kw) -> list[TaskSpec]:
             max_steps=options.max_steps,
             num_init_states=10_000,
             action_dim=2,
-            proprio_dim=2,
+            proprio_dim=4 if options.object_state else 2,
             control_freq=10.0,
             propositions=("near", "reached"),
             machine="chain",
@@ -234,6 +240,7 @@ def make(task_id: int, **kw) -> ToyReachEnv:
         task,
         image_size=options.image_size,
         use_proprio=options.use_proprio,
+        object_state=options.object_state,
         success_hold_steps=options.success_hold_steps,
         plays_on=options.plays_on,
     )

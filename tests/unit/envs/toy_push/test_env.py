@@ -151,9 +151,10 @@ def test_batch_equals_single_in_contact():
     """Experts of all slots at once, until every episode is over: pushing, shoving the distractor, success."""
     states = range(6)
     plans = [expert_actions(2, init_state_id) for init_state_id in states]
-    batch = make_batched_env("toy_push", 2, len(states), image_size=32, use_proprio=True)
+    options = {"image_size": 32, "use_proprio": True, "object_state": True}
+    batch = make_batched_env("toy_push", 2, len(states), **options)
     batch.reset(list(states), list(states), [0] * len(states))
-    alone = [make_env("toy_push", 2, image_size=32, use_proprio=True) for _ in states]
+    alone = [make_env("toy_push", 2, **options) for _ in states]
     for env, init_state_id in zip(alone, states):
         env.reset(init_state_id, 0)
     step, running = 0, list(states)
@@ -165,7 +166,10 @@ def test_batch_equals_single_in_contact():
             assert_same_state(batch.privileged_state(slot), alone[slot].privileged_state())
         running = [slot for slot, result in zip(running, results) if not result.terminated]
         step += 4
-    assert_same_observation(batch.reset([0], [9], [0])[0], alone[0].reset(9, 0))
+    first, state = alone[0].reset(9, 0), alone[0].privileged_state()
+    assert_same_observation(batch.reset([0], [9], [0])[0], first)
+    centers = [state[name] for name in ("pusher", "object", "distractor", "zone")]
+    assert first.proprio.tolist() == np.concatenate(centers).astype(np.float32).tolist()
 
 
 @pytest.mark.parametrize("batched", [False, True])

@@ -157,13 +157,14 @@ def test_all_mistakes_are_reported_at_once():
 @pytest.mark.parametrize("batched", [False, True])
 def test_episodes_play_on_after_success_if_asked(batched: bool) -> None:
     """On the disc from the start, then away from it, with 12 steps in all; success holds after 3."""
-    options = {"after_success": "continue", "image_size": 32, "use_proprio": True}
+    options = {"after_success": "continue", "image_size": 32, "use_proprio": True, "object_state": True}
     env = make_batched_env("toy_reach", 0, 1, **options) if batched else make_env("toy_reach", 0, **options)
 
     def reset() -> np.ndarray:
         first = env.reset([0], [3], [0])[0] if batched else env.reset(3, 0)
         state = env.privileged_state(0) if batched else env.privileged_state()
-        return (state["target"] - first.proprio) / STEP_SIZE
+        assert first.proprio[2:].tolist() == state["target"].astype(np.float32).tolist()
+        return (state["target"] - first.proprio[:2]) / STEP_SIZE
 
     def play(actions: np.ndarray):
         return env.step_chunk([0], actions[None])[0] if batched else env.step_chunk(actions)
