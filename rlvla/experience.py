@@ -50,6 +50,8 @@ class Sample:
             if equal to `images`, or if not requested.
         images_as_rendered: whether `images` are as rendered.
         observed_proprio: [S + 1, P] float32 as returned by the environment, or None.
+        critic_state: [S + 1, C] float32, privileged state for a critic: elapsed share of `max_steps`, state of a reward
+            machine (`state_width`), proprio with privileged state; None without `RolloutEngine(policy_proprio=...)`.
         frames: [F, H, W, 3] uint8 after each executed step, if requested.
         step_events: propositions and success of each executed step, kept with frames and if the policy observes the
             state of a reward machine.
@@ -87,6 +89,7 @@ class Sample:
     seed: int
     observed_images: torch.Tensor | None = None
     observed_proprio: torch.Tensor | None = None
+    critic_state: torch.Tensor | None = None
     images_as_rendered: bool = True
     frames: Any = None
     reward_info: dict[str, float] = field(default_factory=dict)
@@ -240,6 +243,7 @@ class Experience:
         images: [B, N, H, W, 3] uint8, as in `Sample`.
         proprio: [B, P] float32, as in `Sample`.
         instructions: B strings.
+        critic_state: [B, C] float32, normalized privileged state for a critic.
         episode_index: [B] int64, episode of the rollout.
         trace: as in `Sample`, name -> [B, ...].
         reference: parameters of the reference policy's distributions, name -> [B, ...], for a loss on the exact KL.
@@ -261,6 +265,7 @@ class Experience:
     images: torch.Tensor = _decision()
     proprio: torch.Tensor | None = _decision()
     instructions: list[str] = _decision()
+    critic_state: torch.Tensor | None = _decision()
     episode_index: torch.Tensor = _decision()
     trace: dict[str, torch.Tensor] | None = _decision()
     reference: dict[str, torch.Tensor] | None = _decision()

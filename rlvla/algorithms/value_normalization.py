@@ -1,4 +1,4 @@
-"""Running normalization of the critic's targets."""
+"""Running normalization of the critic's targets, and of its input if that is a state vector."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from torch import Tensor
 
 from rlvla.algorithms.checks import check_same_shape
 from rlvla.algorithms.masking import all_reduce_sum, masked_sum
+
+_MIN_STD = 0.02  # numbers that hardly change at first, such as the height of an object, may change later
+_MAX_STATE = 10.0  # after normalization
 
 
 class ValueNormalizer:
@@ -74,3 +77,43 @@ class ValueNormalizer:
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Restore a `state_dict`."""
         self.count, self.mean, self.squares = float(state["count"]), float(state["mean"]), float(state["squares"])
+
+
+class StateNormalizer:
+    """Normalizes each number of a state by its running mean and standard deviation, and clips it to +-10.
+
+    Args:
+        width: C, numbers of a state.
+    """
+
+    def __init__(self, width: int):
+        self.width, self.count = width, 0.0
+        self.mean = torch.zeros(width, dtype=torch.float64)
+        self.squares = torch.zeros(width, dtype=torch.float64)  # sums of squared distances from the mean
+
+    @torch.no_grad()
+    def update(self, states: Tensor, process_group: Any = None) -> None:
+        """Update the statistics with states [N, C] (Chan et al. 1979); arguments as in `ValueNormalizer.update`."""
+        wide = states.to(torch.float64)
+        count = float(all_reduce_sum(torch.tensor(float(len(wide)), device=wide.device), process_group))
+        mean = all_reduce_sum(wide.sum(0), process_group) / count
+        squares = all_reduce_sum((wide - mean).square().sum(0), process_group)
+        shift, total = mean.cpu() - self.mean, self.count + count
+        self.squares += squares.cpu() + shift.square() * (self.count * count / total)
+        self.mean += shift * (count / total)
+        self.count = total
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Normalized states [N, C] float32."""
+        std = (self.squares / max(self.count, 1.0)).sqrt().clamp(min=_MIN_STD)
+        return ((states - self.mean) / std).clamp(-_MAX_STATE, _MAX_STATE).float()
+
+    def state_dict(self) -> dict[str, Any]:
+        """State to be saved in a checkpoint."""
+        return {"count": self.count, "mean": self.mean.tolist(), "squares": self.squares.tolist()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a `state_dict`."""
+        self.count = float(state["count"])
+        self.mean = torch.tensor(state["mean"], dtype=torch.float64)
+        self.squares = torch.tensor(state["squares"], dtype=torch.float64)

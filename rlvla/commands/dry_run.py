@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rlvla.commands.hours import hours_report
+from rlvla.commands.load_models import state_critic
 from rlvla.commands.setup import CheckedRun
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.options import options_like
@@ -15,9 +16,10 @@ from rlvla.memory.plan import FrozenMemory, MemoryPlan, engine_memory, frozen_me
 from rlvla.memory.probe import Probe, probe
 from rlvla.models.config import ActorConfig
 from rlvla.models.families import Checkpoint, RowShape, check_checkpoint
+from rlvla.models.state_critic import StateCriticSketch
 from rlvla.rewards.config import REWARD_MODEL
 from rlvla.rollout.config import ROLLOUT_BACKENDS
-from rlvla.trainer.algorithm_config import LEARNERS, learner_needs_critic, learner_needs_reference
+from rlvla.trainer.algorithm_config import LEARNERS, STATE, learner_needs_critic, learner_needs_reference
 from rlvla.trainer.reward_sources import waits_on_host
 from rlvla.utils.deepspeed.config import StrategyConfig, launched_world_size
 from rlvla.utils.terminal import table
@@ -129,7 +131,9 @@ def ppo_memory(flags: PPORun, setting: CheckedRun) -> MemoryPlan | None:
     if policy is None:
         return None
     probes = {"actor": probe(policy, train_rows=actor_rows, play_rows=asked, **amounts)}
-    if learner_needs_critic(flags.algorithm) and not flags.algorithm.share_backbone:
+    if learner_needs_critic(flags.algorithm) and flags.algorithm.critic_input == STATE:
+        probes["critic"] = probe(lambda: StateCriticSketch(state_critic(setting)), train_rows=micro, **amounts)
+    elif learner_needs_critic(flags.algorithm) and not flags.algorithm.share_backbone:
         critic, start = setting.checkpoint, flags.critic_folder
         if start:
             critic = check_checkpoint(start, flags.policy.unnorm_key, overrides=setting.overrides)

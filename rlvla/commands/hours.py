@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlvla.memory.plan import MemoryPlan
 from rlvla.models.families import type_of
-from rlvla.trainer.algorithm_config import learner_needs_critic, learner_needs_reference
+from rlvla.trainer.algorithm_config import STATE, learner_needs_critic, learner_needs_reference
 from rlvla.utils.data_files import fits, read_json
 from rlvla.utils.deepspeed.config import launched_world_size
 from rlvla.utils.errors import ConfigError
@@ -133,7 +133,8 @@ def _hours(
     decisions = batch.episodes_per_iteration * max_decisions / world * tokens / rates.tokens
     together = min(flags.rollout.rollout_max_batch or flags.run.num_envs, flags.run.num_envs)
     acting = rates.acting_with_graphs if flags.rollout.cuda_graphs and rates.acting_with_graphs else rates.acting
-    critic = learner_needs_critic(flags.algorithm) and not flags.algorithm.share_backbone
+    algorithm = flags.algorithm
+    critic = learner_needs_critic(algorithm) and not algorithm.share_backbone and algorithm.critic_input != STATE
     passes = 1 + critic + learner_needs_reference(flags.algorithm)
     seconds = {
         "acting in full batches, without simulators": decisions / rate_at(acting, together),

@@ -40,9 +40,8 @@ class ObservationSpec:
     @classmethod
     def of(cls, setting: CheckedRun) -> ObservationSpec:
         """Observations of a run, without the state of a reward machine, which only the policy receives."""
-        width = setting.state_input.settings.width if setting.state_input else 0
         length = setting.spec.proprio_dim
-        return cls(setting.env, length - width if length else 0)
+        return cls(setting.env, length - setting.state_width if length else 0)
 
 
 def observation_problems(folder: str | Path, spec: PolicySpec, shown: ObservationSpec) -> list[Problem]:

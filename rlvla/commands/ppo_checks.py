@@ -36,6 +36,7 @@ from rlvla.rollout.config import COLOCATED, ROLLOUT_BACKENDS, TaskSamplingConfig
 from rlvla.trainer.algorithm import make_sampler
 from rlvla.trainer.algorithm_config import (
     LEARNERS,
+    STATE,
     AlgorithmConfig,
     learner_needs_critic,
     learner_needs_reference,
@@ -90,6 +91,11 @@ def check(flags: PPORun) -> CheckedRun:
             problems.append(no_effect("whiten_per_task", True, "there is only one task"))
         problems += checkpoint_option_problems(setting.checkpoint, flags.actor, flags.given)
         problems += [*_token_problems(flags, setting), *_demonstration_problems(flags, setting)]
+        if flags.algorithm.critic_input == STATE:
+            try:
+                setting = setting.with_privileged_state()
+            except ConfigError as error:
+                problems += error.problems
     if problems or setting is None:
         raise ConfigError(dict.fromkeys(problems))
     return setting

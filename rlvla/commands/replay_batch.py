@@ -53,6 +53,8 @@ def run_replay(path: Path, pretrain: Path, unnorm_key: str | None = None) -> Bat
     except (OSError, KeyError, TypeError, RuntimeError, ValueError, EOFError, UnpicklingError) as error:
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"--batch {path} cannot be read as a batch of a left-out step ({why})") from error
+    if batch.model == "critic" and batch.rows.critic_state is not None:
+        raise ConfigError(f"--batch {path} is of a critic with --critic_input state, which no folder holds")
     pretrain = Path(policy_folder(str(pretrain)))
     checkpoint = check_checkpoint(pretrain, unnorm_key, overrides=batch.settings.get("overrides"))
     network = _network(batch.model, checkpoint)

@@ -14,7 +14,7 @@ from rlvla.checkpoints.policy_folder import MACHINE_STATE, learned_states, recor
 from rlvla.envs.base import Observation, TaskSpec
 from rlvla.envs.config import EnvConfig, ResolvedEnv, SplitConfig, resolve_env
 from rlvla.envs.pictures import NATIVE
-from rlvla.envs.registry import get_suite
+from rlvla.envs.registry import get_suite, suite_names
 from rlvla.envs.workers.answer_checks import AnswerChecker
 from rlvla.envs.workers.config import WorkerConfig, start_pool
 from rlvla.envs.workers.messages import EnvSpec, Reset
@@ -61,7 +61,33 @@ class CheckedRun:
     @property
     def shown_env(self) -> EnvConfig:
         """The environment with its privileged observations in training."""
-        return replace(self.env, options={**self.env.options, **self.privileged})
+        if not self.privileged:
+            return self.env
+        return replace(self.env, use_proprio=True, options={**self.env.options, **self.privileged})
+
+    @property
+    def policy_proprio(self) -> int | None:
+        """Leading numbers of the environment's proprio that the policy reads; None: all."""
+        return self.spec.proprio_dim - self.state_width if self.privileged else None
+
+    @property
+    def state_width(self) -> int:
+        """Numbers of a reward machine's state that follow the environment's proprio."""
+        return self.state_input.settings.width if self.state_input is not None else 0
+
+    def with_privileged_state(self) -> CheckedRun:
+        """With all privileged state that the suite can append to proprio, for `--critic_input state`.
+
+        Raises:
+            ConfigError: it has none.
+        """
+        names = _privileged_options(self.env.suite)
+        if not names:
+            others = ", ".join(name for name in suite_names() if _privileged_options(name))
+            text = f"--critic_input state: {self.env.suite} has no privileged state for a critic ({others} have some)"
+            raise ConfigError.of("critic_input", "unavailable", f"{text}; leave it out")
+        shown = replace(self, privileged=dict.fromkeys(names, True))
+        return replace(shown, resolved=replace(self.resolved, tasks=shown.shown_env.tasks()))
 
     @property
     def played_env(self) -> EnvConfig:
@@ -85,6 +111,11 @@ class CheckedRun:
     def spec(self) -> PolicySpec:
         """Dimensions and properties of the policy."""
         return self.checkpoint.spec
+
+
+def _privileged_options(suite: str) -> tuple[str, ...]:
+    options = get_suite(suite).options
+    return () if options is None else options.privileged_options
 
 
 def check_run(
@@ -248,6 +279,8 @@ def first_observations(pool: WatchedPool, setting: CheckedRun) -> list[Observati
     observations: list[Observation] = run_everywhere(
         pool, lambda slot: Reset(spec, slot % task.num_init_states, slot), checker.observation
     )
+    if setting.policy_proprio is not None:
+        observations = [observation.for_policy(setting.policy_proprio) for observation in observations]
     if setting.state_input is None:
         return observations
     start = setting.state_input.begin(task)

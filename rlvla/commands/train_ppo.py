@@ -54,6 +54,7 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
             flags.rollout,
             tasks=setting.tasks,
             state_input=setting.state_input,
+            policy_proprio=setting.policy_proprio,
         )
         demos = None
         if flags.optimization.ptx_demos is not None:
@@ -99,6 +100,7 @@ def describe_run(flags: PPORun, setting: CheckedRun, trainer: PPOTrainer) -> str
     method = algorithm.algorithm
     if method == "ppo":
         method = f"{algorithm.advantage_estimator} advantages, {algorithm.policy_loss} loss"
+        method += ", critic on privileged state" if setting.privileged else ""
     method += f", KL {algorithm.init_kl_coef:g} to the start" if learner_needs_reference(algorithm) else ""
     ahead = flags.asynchronous
     if ahead.plays_ahead:

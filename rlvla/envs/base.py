@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any, Protocol, runtime_checkable
 
@@ -142,11 +142,23 @@ class Observation:
         images: [N, H, W, 3] uint8, one per camera, in the requested order.
         proprio: [P] float32, or None if not requested.
         instruction: language instruction.
+        privileged: [P'] float32, proprio with privileged state, which the policy does not read, see `for_policy`; None
+            in observations of the environment.
     """
 
     images: np.ndarray
     proprio: np.ndarray | None
     instruction: str
+    privileged: np.ndarray | None = None
+
+    def for_policy(self, proprio_dim: int) -> Observation:
+        """The observation with the first `proprio_dim` numbers of proprio (0: None), and all of them as `privileged`.
+
+        Options that show privileged state append it to proprio (`SuiteOptions.privileged_options`).
+        """
+        assert self.proprio is not None
+        proprio = self.proprio[:proprio_dim] if proprio_dim else None
+        return replace(self, proprio=proprio, privileged=self.proprio)
 
 
 @dataclass

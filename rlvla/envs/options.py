@@ -30,7 +30,7 @@ class SuiteOptions:
         smallest_image: minimum `image_size` in pixels.
         can_play_on: whether `after_success` may be "continue".
         action_options: options that define the action space; by default, it is that of demonstrations.
-        privileged_options: options that add privileged state to proprio; by default, none is added.
+        privileged_options: switches that append privileged state to proprio; off by default (`--critic_input state`).
         unplayed_options: options without effect on the episodes, such as those of a reward; all other options are part
             of the protocol of an evaluation.
         cameras: names from `known_cameras`, in the order of the images.

@@ -132,12 +132,15 @@ class PolicyConfig:
         "prefix (mean of the tokens that the expert attends to) (default: the checkpoint's, else expert)",
         choices=CRITIC_FEATURES,
         of=("policy", "LeRobot"),
-        read_if=Condition(
-            lambda flags: (
-                "advantage_estimator" in flags
-                and "values" in ADVANTAGE_ESTIMATORS.parameters(flags["advantage_estimator"])
+        read_if=(
+            Condition(
+                lambda flags: (
+                    "advantage_estimator" in flags
+                    and "values" in ADVANTAGE_ESTIMATORS.parameters(flags["advantage_estimator"])
+                ),
+                "there is no critic",
             ),
-            "there is no critic",
+            Condition(lambda flags: flags.get("critic_input") != "state", "--critic_input state does not read them"),
         ),
     )
     flow_method: str | None = arg(

@@ -36,6 +36,8 @@ class RolloutEngine:
         state_input: adds the state of a reward machine to the policy's observations; None disables it.
         keep_observed: samples keep the images as rendered even if the policy sees preprocessed ones; always on if a
             reward source needs the images of finished episodes.
+        policy_proprio: leading numbers of the environment's proprio that policy and rewards observe; samples have all
+            of them in `critic_state`. None: proprio has no privileged state.
 
     Attributes:
         keep_observed: as above, for sampled episodes of training.
@@ -51,6 +53,7 @@ class RolloutEngine:
         tasks: Sequence[TaskSpec] = (),
         state_input: StateInput | None = None,
         keep_observed: bool = False,
+        policy_proprio: int | None = None,
     ):
         self._pool = pool if isinstance(pool, WatchedPool) else WatchedPool(pool)
         self._env_kwargs = env_kwargs
@@ -58,6 +61,7 @@ class RolloutEngine:
         self._success_only = RewardPlan({"success": 1.0}, success=self.rewards.success)
         self._config = config or RolloutConfig()
         self._state_input, self.keep_observed = state_input, keep_observed
+        self._policy_proprio = policy_proprio
         self._tasks = {(task.suite, task.task_id): task for task in tasks}
         self.stats, self._was_cancelled = RolloutStats(), False
 
@@ -112,6 +116,7 @@ class RolloutEngine:
             policy=policy,
             state_input=self._state_input,
             keep_observed=self.keep_observed and not (success_only or greedy),
+            policy_proprio=self._policy_proprio,
             temperature=temperature,
             greedy=greedy,
             on_episode=on_episode,

@@ -98,6 +98,7 @@ class Episode:
         state_input: adds the state of a reward machine to observations; None disables it.
         keep_observed: keep the images as rendered even if the policy sees preprocessed ones; always on if a reward
             source needs the images of finished episodes.
+        policy_proprio: see `RolloutEngine`.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Episode:
         state_input: StateInput | None = None,
         *,
         keep_observed: bool = False,
+        policy_proprio: int | None = None,
     ):
         self.request = request
         self.phase = Phase.PENDING
@@ -127,6 +129,7 @@ class Episode:
         self._observations: list[Observation] = []  # prepared for the policy
         self._observed_images: list[np.ndarray] = []
         self._observed_proprio: list[np.ndarray] = []
+        self._policy_proprio, self._critic_state = policy_proprio, list[np.ndarray]()
         self._actions: list[np.ndarray] = []
         self._log_probs: list[np.ndarray] = []
         self._decision_traces: list[dict[str, np.ndarray]] = []
@@ -162,6 +165,7 @@ class Episode:
 
     def on_observation(self, observation: Observation) -> None:
         """The environment was reset."""
+        observation = self._for_policy(observation)
         self._instruction = observation.instruction
         others = [text for text in self.request.other_instructions if text != observation.instruction]
         self._other_instruction = others[0] if others else None
@@ -169,6 +173,9 @@ class Episode:
         start = EpisodeStart(observation, self.request.init_state_id, self.request.seed)
         self._rewards = self._plan.begin(self._task, start)
         self.phase = Phase.READY
+
+    def _for_policy(self, observation: Observation) -> Observation:
+        return observation if self._policy_proprio is None else observation.for_policy(self._policy_proprio)
 
     def _store(self, observation: Observation) -> None:
         """Preprocess an observation and store it."""
@@ -184,6 +191,10 @@ class Episode:
                 self._observed_images.append(observation.images)
         if observation.proprio is not None:
             self._observed_proprio.append(observation.proprio)
+        if observation.privileged is not None:
+            elapsed = [self.steps / self._task.max_steps]
+            machine = () if observation.proprio is None else observation.proprio[self._policy_proprio :]
+            self._critic_state.append(np.concatenate([elapsed, machine, observation.privileged], dtype=np.float32))
         self._observations.append(replace(observation, images=images, proprio=proprio))
 
     def on_decision(
@@ -200,6 +211,7 @@ class Episode:
     def on_chunk(self, result: ChunkResult) -> None:
         """Process an executed chunk; if judges are queried about it, `on_answers` completes this."""
         assert self._rewards is not None
+        result = replace(result, observation=self._for_policy(result.observation))
         success_queries = [] if self._success is None else self._success.look(result)
         self._queries = [*success_queries, *self._rewards.look(result)]
         self._pending_chunk, self._success_decided = result, self._success is None
@@ -322,6 +334,7 @@ class Episode:
             seed=request.seed,
             observed_images=_stacked(self._observed_images),
             observed_proprio=_stacked(self._observed_proprio),
+            critic_state=_stacked(self._critic_state),
             images_as_rendered=self._as_rendered,
             regressions=self._regressions,
             simulator_once=None if simulator is None else simulator.once,

@@ -147,6 +147,7 @@ class RolloutSession:
         policy: RolloutPolicy,
         state_input: StateInput | None = None,
         keep_observed: bool = False,
+        policy_proprio: int | None = None,
         temperature: float,
         greedy: bool,
         on_episode: Callable[[FinishedEpisode], None] | None = None,
@@ -156,6 +157,7 @@ class RolloutSession:
         self._env_kwargs, self._plan = env_kwargs, plan
         self._config, self._policy, self._state_input = config, policy, state_input
         self._keep_observed, self._temperature, self._greedy = keep_observed, temperature, greedy
+        self._policy_proprio = policy_proprio
         self._on_episode, self._cancelled = on_episode, cancelled
         self._pending = PendingEpisodes([(request.suite, request.task_id) for request in requests])
         self._running: dict[int, _Running] = {}  # by slot of the pool
@@ -219,7 +221,13 @@ class RolloutSession:
             if key not in self._checkers:
                 self._checkers[key] = AnswerChecker(task, self._env_kwargs)
             episode = Episode(
-                request, task, self._plan, self._policy, self._state_input, keep_observed=self._keep_observed
+                request,
+                task,
+                self._plan,
+                self._policy,
+                self._state_input,
+                keep_observed=self._keep_observed,
+                policy_proprio=self._policy_proprio,
             )
             self._running[slot] = running = _Running(index, env, episode, self._checkers[key])
             if current == env:

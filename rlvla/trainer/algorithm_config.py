@@ -83,6 +83,14 @@ WITH_SEPARATE_CRITIC = (
     WITH_CRITIC,
     Condition(lambda flags: not flags.get("share_backbone"), "--share_backbone trains one network"),
 )
+OBSERVATION, STATE = "observation", "state"  # inputs of a separate critic
+WITH_CRITIC_ON_OBSERVATIONS = (
+    *WITH_SEPARATE_CRITIC,
+    Condition(
+        lambda flags: flags.get("critic_input") != STATE,
+        "--critic_input state trains a new network, which is not exported",
+    ),
+)
 _WITH_KL = Condition(lambda flags: bool(flags["init_kl_coef"]), "there is no KL with --init_kl_coef 0")
 
 
@@ -197,6 +205,14 @@ class AlgorithmConfig:
         "the critic is a value head on the actor's backbone instead of a separate network",
         of=("advantage estimator", "gae"),
         read_if=WITH_CRITIC,
+    )
+    critic_input: str = arg(
+        OBSERVATION,
+        "input of a separate critic: observation (as the policy, in a copy of its network) or state (a small network "
+        "on the suite's privileged state and the instruction; policy and evaluations never read it)",
+        choices=(OBSERVATION, STATE),
+        of=("advantage estimator", "gae"),
+        read_if=WITH_SEPARATE_CRITIC,
     )
     vf_coef: float = arg(
         0.5,

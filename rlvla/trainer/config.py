@@ -13,7 +13,13 @@ from rlvla.data.options import dataset_camera_flag
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.options import Condition, arg, equals, given, switched_on
 from rlvla.rollout.config import BackendSetup, TaskSamplingConfig
-from rlvla.trainer.algorithm_config import WITH_SEPARATE_CRITIC, AlgorithmConfig, CorrectionConfig, FilterConfig
+from rlvla.trainer.algorithm_config import (
+    WITH_CRITIC_ON_OBSERVATIONS,
+    WITH_SEPARATE_CRITIC,
+    AlgorithmConfig,
+    CorrectionConfig,
+    FilterConfig,
+)
 from rlvla.utils.cli.flags import MAX_SEED
 from rlvla.utils.deepspeed.schedules import SCHEDULERS
 
@@ -134,14 +140,14 @@ class RunConfig(BasicRunConfig):
         None,
         "checkpoint folder that the critic starts from, or that of a run (default: --pretrain)",
         metavar="DIR",
-        read_if=WITH_SEPARATE_CRITIC,
+        read_if=WITH_CRITIC_ON_OBSERVATIONS,
     )
     critic_from: str = arg(
         "policy",
         "initial weights of the critic: policy (--critic_pretrain, or else --pretrain) or rm_model, the network of the "
         "run's reward model",
         choices=CRITIC_STARTS,
-        read_if=WITH_SEPARATE_CRITIC,
+        read_if=WITH_CRITIC_ON_OBSERVATIONS,
     )
 
 
@@ -429,7 +435,7 @@ class ScheduleConfig(LoggingConfig):
     save_value_network: bool = arg(
         False,
         "also export the critic, to critic/ in --save_path, for --critic_pretrain of another run",
-        read_if=WITH_SEPARATE_CRITIC,
+        read_if=WITH_CRITIC_ON_OBSERVATIONS,
     )
     max_ckpt_num: int = arg(2, "number of newest checkpoints to keep", minimum=1, aliases=("save_total_limit",))
     fallback_path: str | None = fallback_path_flag("the checkpoint (in checkpoints/) or policy/")

@@ -13,11 +13,11 @@ from rlvla.algorithms.columns import Columns, EpisodeGrid
 from rlvla.algorithms.kl import kl_penalty
 from rlvla.algorithms.masking import whiten_per_task
 from rlvla.algorithms.reward_scaling import RewardScaling
-from rlvla.algorithms.value_normalization import ValueNormalizer
+from rlvla.algorithms.value_normalization import StateNormalizer, ValueNormalizer
 from rlvla.experience import Experience, Sample
 from rlvla.models.policy import Policy
 from rlvla.options import keyword_arguments
-from rlvla.trainer.algorithm_config import AlgorithmConfig, CorrectionConfig
+from rlvla.trainer.algorithm_config import STATE, AlgorithmConfig, CorrectionConfig
 from rlvla.trainer.config import BatchConfig
 from rlvla.trainer.metrics import Metrics, explained_variance
 from rlvla.trainer.replay import EPISODES_PER_RANK
@@ -41,6 +41,7 @@ class ExperienceMaker:
 
     Attributes:
         value_normalizer: running moments of the returns, with --normalize_values; saved in checkpoints.
+        state_normalizer: running moments of the critic's input, with --critic_input state; saved in checkpoints.
         reward_scaling: scales the rewards before advantages are estimated; saved in checkpoints.
     """
 
@@ -65,6 +66,9 @@ class ExperienceMaker:
         self._correction = correction or CorrectionConfig()
         self._reward_weights, self._interpolates = reward_weights, interpolates
         self.value_normalizer = ValueNormalizer() if algorithm.normalize_values else None
+        self.state_normalizer: StateNormalizer | None = None
+        if networks.critic is not None and algorithm.critic_input == STATE:
+            self.state_normalizer = StateNormalizer(networks.critic.module.state_dim)
         self.reward_scaling = RewardScaling(algorithm.normalize_reward, algorithm.reward_clip)
         self._process_group = "world" if strategy.world_size > 1 else None
 
@@ -84,6 +88,10 @@ class ExperienceMaker:
         first = self._strategy.rank * EPISODES_PER_RANK
         rows = Experience.from_samples(samples, self._policy.effective_columns, first)
         rows = rows.with_fields(value_mask=self._columns.starts(rows.action_mask))
+        if self.state_normalizer is not None:
+            states = self._padded_states(samples, slice(-1))
+            self.state_normalizer.update(self._device(states), self._process_group)
+            rows = rows.with_fields(critic_state=self.state_normalizer(states))
         versions = [sample.versions for sample in samples if sample.versions is not None]
         staleness = version - torch.cat(versions) if len(versions) == len(samples) else None  # [decisions] int64
         if staleness is not None:
@@ -225,10 +233,26 @@ class ExperienceMaker:
         """[episodes]: the critic's value of the last observation for truncated episodes, 0 for terminated ones."""
         if not self._algorithm.bootstrap_truncated:
             return torch.zeros(len(samples))
-        values = self._denormalized(self._passes.values(last_observations(samples))[:, 0])
+        rows = last_observations(samples)
+        if self.state_normalizer is not None:
+            rows = rows.with_fields(critic_state=self.state_normalizer(self._padded_states(samples, slice(-1, None))))
+        values = self._denormalized(self._passes.values(rows)[:, 0])
         return torch.where(torch.tensor([sample.truncated for sample in samples]), values, torch.zeros_like(values))
 
     # ------------------------------------------------------------------ values
+    def _padded_states(self, samples: Sequence[Sample], decisions: slice) -> Tensor:
+        """Critic states [B, C] of these decisions of each episode; tasks with shorter ones are padded with zeros."""
+        assert self.state_normalizer is not None
+        width, states = self.state_normalizer.width, list[Tensor]()
+        for sample in samples:
+            assert sample.critic_state is not None
+            state = sample.critic_state[decisions]
+            states.append(torch.nn.functional.pad(state, (0, width - state.shape[1])))
+        padded = torch.cat(states)
+        if self._algorithm.bootstrap_truncated:
+            padded[:, 0] = 0.0  # the value beyond the step limit does not depend on the time (Pardo et al. 2018)
+        return padded
+
     def _denormalized(self, values: Tensor) -> Tensor:
         return values if self.value_normalizer is None else self.value_normalizer.denormalize(values)
 

@@ -187,7 +187,8 @@ class Throughput(Observer):
         length = self._length(step.rows.instructions, num_images)
         self._count("update", rows if step.counts else 0, length, step.metrics)
         if self._peak is not None:
-            flops = self._policy.training_flops(step.engine.module, length, num_images)
+            module = step.engine.module
+            flops = getattr(module, "training_flops", self._policy.training_flops)(module, length, num_images)
             step.metrics.total({"_update/flops": rows * flops})
 
     def after_steps(self, seconds: float, metrics: Metrics) -> None:

@@ -245,16 +245,20 @@ class OnPolicy(Algorithm):
 
     # ------------------------------------------------------------------ state
     def state_dict(self) -> dict[str, Any]:
-        """The running moments of returns and rewards, and the state of the task sampler."""
+        """The running moments of returns, rewards and the critic's input, and the state of the task sampler."""
         normalizer, sampler = self.maker.value_normalizer, self._sampler.state_dict()
         moments = None if normalizer is None else normalizer.state_dict()
         state = {"value_normalizer": moments, "reward_scaling": self.maker.reward_scaling.state_dict()}
+        if self.maker.state_normalizer is not None:
+            state["state_normalizer"] = self.maker.state_normalizer.state_dict()
         return state if sampler is None else state | {"task_sampler": sampler}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a `state_dict`."""
         if self.maker.value_normalizer is not None:
             self.maker.value_normalizer.load_state_dict(state["value_normalizer"])
+        if self.maker.state_normalizer is not None:
+            self.maker.state_normalizer.load_state_dict(state["state_normalizer"])
         if "reward_scaling" in state:  # checkpoints before 0.2 have none
             self.maker.reward_scaling.load_state_dict(state["reward_scaling"])
         self._sampler.load_state_dict(state.get("task_sampler"))

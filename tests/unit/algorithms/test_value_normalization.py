@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from rlvla.algorithms.value_normalization import ValueNormalizer
+from rlvla.algorithms.value_normalization import StateNormalizer, ValueNormalizer
 from tests.support.algorithm_cases import random_batch
 
 
@@ -45,3 +45,16 @@ def test_before_data_and_with_constant_returns():
         ValueNormalizer(epsilon=0.0)
     with pytest.raises(ValueError, match="bool"):
         normalizer.update(torch.ones(2, 2), torch.ones(2, 2))
+
+
+def test_states_have_the_moments_of_everything_seen_and_survive_a_checkpoint():
+    normalizer, resumed, draw = StateNormalizer(3), StateNormalizer(3), torch.Generator().manual_seed(0)
+    seen = [torch.randn(n, 3, generator=draw) * torch.tensor([5.0, 1.0, 1e-5]) + 7.0 for n in (4, 1, 9)]
+    for states in seen:
+        normalizer.update(states)
+    everything = torch.cat(seen).double()
+    std = everything.std(0, correction=0).clamp(min=0.02)  # the last number hardly changes
+    resumed.load_state_dict(normalizer.state_dict())
+    for one in (normalizer, resumed):
+        torch.testing.assert_close(one(seen[2]), ((seen[2] - everything.mean(0)) / std).float(), atol=1e-5, rtol=1e-5)
+    assert normalizer(torch.full((1, 3), 1e6)).tolist() == [[10.0] * 3], "clipped"

@@ -20,6 +20,7 @@ from rlvla.models.actor import Actor, ActorConfig
 from rlvla.models.families import RowShape, check_checkpoint
 from rlvla.models.footprint import LiveBytes
 from rlvla.models.reference import ReferenceModel
+from rlvla.models.state_critic import StateCritic
 from rlvla.models.value_models import Critic, RewardModel
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
 from rlvla.models.vla.tiny import build_tiny
@@ -118,6 +119,16 @@ def test_what_vllm_holds_of_this_device_is_named(
     printed = capsys.readouterr().out
     assert "not counted: the policy of --rollout_backend vllm, which shares this device: the decoder's" in printed
     assert "in other processes" not in printed
+
+
+def test_a_critic_on_the_state_is_planned_without_a_policys_network(
+    policy_folder: Path, tmp_path: Path, nothing_starts: None, capsys: pytest.CaptureFixture
+) -> None:
+    flags = ["--pretrain", str(policy_folder), "--save_path", str(tmp_path / "run"), *AMOUNTS, "--dry_run"]
+    train([*flags, "--critic_input", "state"])
+    rows, columns = numbers(capsys.readouterr().out), check_checkpoint(policy_folder).spec.columns
+    weights = sum(p.numel() for p in StateCritic(1 + 2 + 2, columns).parameters()) * 4 / MIB  # toy_reach
+    assert rows["critic: weights"] == pytest.approx(weights, abs=0.06)
 
 
 def test_the_critic_is_planned_as_it_is_trained(

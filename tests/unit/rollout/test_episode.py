@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,30 @@ def test_a_blind_policy_sees_gray_and_judges_see_the_images(monkeypatch: pytest.
     assert np.unique(sample.images).tolist() == [128] and np.unique(sample.last_images).tolist() == [128]
     assert sample.observed_images is not None
     assert [int(images.max()) for images in sample.observed_images] == [10, 20, 20]
+
+
+@pytest.mark.parametrize("read", [0, 2])
+def test_privileged_state_reaches_the_sample_alone(monkeypatch: pytest.MonkeyPatch, read: int) -> None:
+    """Of four numbers of proprio the policy reads the first two or none; rewards and dumps get the same."""
+    begun, plan = [], RewardPlan({"success": 1.0})
+    begin_rewards = plan.begin
+    monkeypatch.setattr(
+        plan, "begin", lambda task, start: begun.append(start.observation) or begin_rewards(task, start)
+    )
+    observed = [replace(OBSERVATION, proprio=np.arange(4, dtype=np.float32) + 10 * k) for k in range(3)]
+    episode = begin(plan, first=observed[0], policy_proprio=read)
+    for observation, last in ((observed[1], False), (observed[2], True)):
+        decide(episode, 3)
+        done = np.zeros(3, bool)
+        episode.on_chunk(ChunkResult(observation, 3, np.zeros(3, np.float32), done, False, last, False))
+    sample = episode.to_sample()
+    shown = [begun[0].proprio, episode.observation.proprio]
+    assert [None if p is None else p.tolist() for p in shown] == ([[0, 1], [20, 21]] if read else [None, None])
+    assert (None if sample.env_proprio is None else sample.env_proprio.tolist()) == (
+        [[0, 1], [10, 11], [20, 21]] if read else None
+    )
+    elapsed = [0.0, 0.25, 0.5]  # of 12 steps
+    assert sample.critic_state.tolist() == [[e, *o.proprio] for e, o in zip(elapsed, observed)]
 
 
 def decide(episode: Episode, actions: int) -> None:
