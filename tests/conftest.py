@@ -25,6 +25,10 @@ pytest.register_assert_rewrite("tests.support")
 gc.disable()  # until all tests are known
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--nightly", action="store_true", help="also run the tests that are marked nightly")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """All tests but those of tests/gpu are of the CPU: they see no GPU, unless those alone are asked for."""
     from rlvla.utils.launcher import ACCELERATOR_FILES
@@ -44,8 +48,12 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Files with slow tests come first: the last file of all should not keep the others waiting."""
+    if not config.getoption("--nightly"):
+        for item in items:
+            if item.get_closest_marker("nightly"):
+                item.add_marker(pytest.mark.skip(reason="run with --nightly"))
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 

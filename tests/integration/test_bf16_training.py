@@ -15,7 +15,7 @@ from rlvla.utils.files import read_metrics
 SIZE = replace(SIZES["tiny"], iterations=4)
 WEIGHTS = "model.safetensors"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("policy", ["openvla"])

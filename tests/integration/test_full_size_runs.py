@@ -40,6 +40,7 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {name: full_size_runs.on_meta(*full_size_runs.checked(name, folder / name, MICRO)) for name in SIZES}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", SIZES)
 def test_what_a_run_trains(name: str, policies: dict[str, Any]) -> None:
     policy = policies[name]
@@ -49,6 +50,7 @@ def test_what_a_run_trains(name: str, policies: dict[str, Any]) -> None:
     assert (measured["parameters"], measured["trained_parameters"]) == SIZES[name]
 
 
+@pytest.mark.nightly
 def test_adapters_of_openvla(policies: dict[str, Any]) -> None:
     """On every linear layer but the output head and what no pass uses: last blocks of the towers, pooling head."""
     policy = policies["openvla"]
@@ -70,7 +72,7 @@ def test_adapters_of_openvla(policies: dict[str, Any]) -> None:
     assert all(".lora_" in name for name in trainable) and len(trainable) == 2 * len(adapted)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["openvla"])
 def test_the_engine_on_two_ranks(name: str, tmp_path: Path) -> None:
@@ -97,7 +99,11 @@ def test_the_engine_on_two_ranks(name: str, tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("name", "micro"),
-    [("openvla", 16), ("smolvla_expert", 16), ("pi0_expert", 16)],
+    [
+        pytest.param("openvla", 16, marks=pytest.mark.nightly),
+        ("smolvla_expert", 16),
+        pytest.param("pi0_expert", 16, marks=pytest.mark.nightly),
+    ],
 )
 def test_the_plan_is_the_memory_measured(name: str, micro: int, tmp_path: Path) -> None:
     """On one rank of an H200, to 5 %: an update at the same micro-batch."""

@@ -20,7 +20,7 @@ def run(monkeypatch: pytest.MonkeyPatch, output: Path, *flags: str) -> None:
     gpu.main()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_parts_are_rehearsed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -42,7 +42,7 @@ def test_parts_are_rehearsed_once(
     assert "| SmolVLA, expert |" in page and "Not yet measured: `openvla_two_images`" in page
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_offloading_and_asynchronous_rollouts_are_rehearsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
