@@ -39,6 +39,7 @@ OTHER_FLAGS = LAUNCHER_FLAGS | {
     "--logdir",
     "--flag",
     "--no-flag",
+    "--nightly",
     "--seeds",
     "--tasks",
     "--kills",
