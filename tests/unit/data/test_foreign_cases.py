@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import h5py
@@ -208,3 +209,46 @@ def test_sizes_of_files_made_elsewhere_can_be_joined(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--image_size makes them equal"):
         read_several(paths)
     assert read_several(paths, options=ReadOptions(image_size=32)).image_shape == (32, 32)
+
+
+@pytest.mark.parametrize(
+    ("name", "cameras", "success"),
+    [
+        ("ds_allfail", ["front", "wrist"], [False] * 4),
+        ("ds_allgood", ["front", "wrist"], [True] * 4),
+        ("ds_images", ["front", "wrist"], [True, True, True, False]),
+        ("ds_nonsquare", ["front", "wrist"], [None] * 4),
+        ("ds_pusht", ["image"], [True, False, True, False]),
+    ],
+)
+def test_cameras_instructions_and_success_of_lerobot_datasets(
+    name: str, cameras: list[str], success: list[bool | None]
+) -> None:
+    demos = read_demonstrations(case(name))
+    assert demos.env_args["cameras"] == cameras
+    assert [demos.outcome(index) for index in range(4)] == success
+    assert [len(images) for images in demos.images] == [len(actions) for actions in demos.actions] == [12, 17, 9, 14]
+    tasks = (
+        {"Push the T-shaped block onto the T-shaped target."}
+        if name == "ds_pusht"
+        else {"pick the cube", "stack the cube"}
+    )
+    assert set(demos.instructions) == tasks
+
+
+@pytest.mark.parametrize("name", ["lerobot061_pi0", "lerobot061_pi05"])
+def test_policies_of_lerobot_061_act_and_are_written_as_they_were(name: str, tmp_path: Path) -> None:
+    checkpoint = check_checkpoint(case(name))
+    policy, spec = checkpoint.load_policy().eval(), checkpoint.spec
+    observed = policy.prepare(np.zeros((1, spec.cameras, 48, 64, 3), np.uint8), np.zeros((1, 5), np.float32))
+    noise = np.stack([spec.draw(np.random.default_rng(0))])
+    actions = policy.act(*observed, ["pick the cube"], noise=noise, temperature=1.0).actions
+    assert np.isfinite(actions).all() and actions.shape[1:] == (spec.action_chunk_len, 4)
+    policy.save_pretrained(tmp_path / "copy")
+    folders = [Path(case(name)), tmp_path / "copy"]
+    before, after = (json.loads((folder / "config.json").read_text()) for folder in folders)
+    for key in ("use_relative_actions", "relative_exclude_joints", "action_feature_names", "pretrained_revision"):
+        assert after[key] == before[key]
+    steps = [json.loads((folder / "policy_preprocessor.json").read_text())["steps"] for folder in folders]
+    names = [[step["registry_name"] for step in listed] for listed in steps]
+    assert names[0] == names[1] and "relative_actions_processor" in names[0]
