@@ -89,7 +89,7 @@ class Links(HTMLParser):
         self.anchors |= {value for name in ("id", "name") if (value := found.get(name))}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_site_is_built_and_has_no_dead_links(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="the extra docs is not installed")
     command = [
