@@ -172,6 +172,7 @@ setup(
         "rlvla.rewards.vlm": ["prompts/*.txt"],
         "rlvla.commands": ["templates/*.jinja", "gpu_rates.json"],
         "rlvla.evaluation": ["templates/*.jinja"],
+        "rlvla.teleoperation": ["page.html"],
         "rlvla.recipes.files": ["*.yaml"],
     },
     install_requires=[

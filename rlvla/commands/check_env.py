@@ -176,12 +176,7 @@ def _timed(pool: WatchedPool, check: TaskCheck, phase: str, command: Command) ->
     while not pool.idle():  # being restarted after a failure
         pool.wait()
     start = time.perf_counter()
-    pool.submit(0, command)
-    while not (answers := pool.wait()):
-        pass
-    result = answers[0][1]
-    if isinstance(result, Exception):
-        raise result
+    result: Result = pool.call(0, command)
     check.seconds[phase] = time.perf_counter() - start
     return result
 

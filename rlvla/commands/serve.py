@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import signal
 import socket
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 
 from rlvla.checkpoints.policy_folder import MACHINE_STATE, recorded_environment
+from rlvla.commands import sockets
 from rlvla.commands.run_policies import policy_folder
 from rlvla.commands.setup import cameras_of
 from rlvla.envs.config import EnvConfig
@@ -26,7 +24,6 @@ from rlvla.utils.cli.flags import range_problems
 from rlvla.utils.deepspeed.config import StrategyConfig
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.errors import ConfigError, Problem, collected, require
-from rlvla.utils.signals import record, taken_over
 from rlvla.utils.terminal import log, passing_note, quiet_libraries, show
 from rlvla.version import __version__
 
@@ -98,7 +95,7 @@ def run_serve(policy: PolicyConfig, config: ServeConfig) -> None:
             show(f"serving {served.folder} on {device.type}: ws://{address} (Ctrl-C ends it)")
             show(f"requests: {needed}\nevaluate it: python cli/eval_vla.py --remote ws://{address}")
 
-        _run(server, listener, started)
+        sockets.serve_until_signal(server, listener, started)
     show(f"served {server.counts['requests']} requests on {server.counts['connections']} connections")
 
 
@@ -142,30 +139,5 @@ def _checked(folder: Path, policy: PolicyConfig, config: ServeConfig, key: str |
 
 
 def listen(config: ServeConfig) -> socket.socket:
-    """A socket on the address; ConfigError if it cannot be had."""
-    try:
-        family = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((config.host, config.port), family=family)
-    except OSError as error:
-        text = f"--host {config.host} --port {config.port}: {error.strerror or error}; --port 0 takes any free port"
-        raise ConfigError.of("port", "unavailable", text) from None
-
-
-def _run(server: Any, listener: socket.socket, started: Any) -> None:
-    """Serve until a signal."""
-    received: list[int] = []
-
-    async def main() -> None:
-        stop, loop = asyncio.Event(), asyncio.get_running_loop()
-
-        def on_signal(number: int, frame: FrameType | None) -> None:
-            received.append(number)
-            record(number)
-            loop.call_soon_threadsafe(stop.set)
-
-        with taken_over(on_signal, lambda: bool(received)):
-            await server.run(listener, stop, started)
-
-    asyncio.run(main())
-    if received:
-        show(f"{signal.Signals(received[0]).name}: the server has ended")
+    """A socket on the address; ConfigError if it is not available."""
+    return sockets.listen(config.host, config.port, f"--host {config.host} --port {config.port}")

@@ -113,6 +113,10 @@ class DemonstrationWriter:
             _view_next_observations(demo)
         self._actions.append(episode["actions"])
 
+    def flush(self) -> None:
+        """Write everything to the unfinished file, which can be read under another name if the process is killed."""
+        self._file.flush()
+
     def close(self) -> None:
         """Finish the file and write the statistics.
 

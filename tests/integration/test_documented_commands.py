@@ -97,6 +97,8 @@ NOT_RUN = {
     "python cli/eval_vla.py --remote": "needs a server; tests/integration/test_remote_eval.py starts some",
     "python benchmarks/serving.py": "needs a server; run by hand",
     "python cli/serve_vla.py": "runs until it is interrupted; tests/integration/test_serve_run.py does that",
+    "python cli/teleoperate.py": "a person plays; tests/unit/teleoperation/test_browser.py does with a browser",
+    "python benchmarks/teleoperation.py": "needs a running teleoperation",
     "python benchmarks/lerobot_agreement.py": "needs LeRobot; its results are test vectors",
 }
 

@@ -6,13 +6,14 @@ import asyncio
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from rlvla.commands.serve import check_serve, listen
+from rlvla.commands.sockets import SocketServer
 from rlvla.models.config import PolicyConfig
 from rlvla.serving.config import ServeConfig
 from rlvla.serving.observations import ObservationReader
@@ -22,12 +23,12 @@ from rlvla.serving.server import PolicyServer
 class Running:
     """A running server: `url`, `port`, and the `server` itself."""
 
-    def __init__(self, server: PolicyServer, port: int):
+    def __init__(self, server: Any, port: int):
         self.server, self.port, self.url = server, port, f"ws://127.0.0.1:{port}"
 
 
 @contextmanager
-def running(server: PolicyServer, listener: socket.socket) -> Iterator[Running]:
+def running(server: SocketServer, listener: socket.socket) -> Iterator[Running]:
     """Run a server within the block."""
     ready, loops = threading.Event(), []
 
@@ -43,7 +44,8 @@ def running(server: PolicyServer, listener: socket.socket) -> Iterator[Running]:
     try:
         yield Running(server, port)
     finally:
-        loops[0].call_soon_threadsafe(loops[1].set)
+        with suppress(RuntimeError):  # it has ended by itself
+            loops[0].call_soon_threadsafe(loops[1].set)
         thread.join(20)
         assert not thread.is_alive()
 

@@ -21,7 +21,7 @@ FLOORS = (
     {"utils"},
     {"models", "envs"},
     {"data", "rewards", "memory", "replay"},
-    {"rollout", "checkpoints", "serving"},
+    {"rollout", "checkpoints", "serving", "teleoperation"},
     {"evaluation"},
     {"trainer"},
     {"commands"},

@@ -143,13 +143,8 @@ def collect_demonstrations(
     start = time.perf_counter()
     env, config = player.env, player.config
     path, tasks = Path(config.output) / "demos.hdf5", env.tasks()
-    record = env.as_dict() | {
-        "cameras": list(env.camera_names),
-        "task_suite_name": env.suite,
-        "task_ids": [task.task_id for task in tasks],
-    }
     with start_workers(config.num_envs, env, tasks, custom_modules, workers) as pool:
-        writer = DemonstrationWriter(path, record, env.camera_names, tasks[0].gripper_dims)
+        writer = demonstration_writer(path, env, tasks)
         try:
             rows = []
             for left, task in zip(range(len(tasks), 0, -1), tasks):
@@ -163,6 +158,16 @@ def collect_demonstrations(
     print(table(("task", "kept", "played", f"{player.name} success", "mean steps"), rows))
     show(f"saved {path} after {duration(time.perf_counter() - start)}")
     return path
+
+
+def demonstration_writer(path: Path, env: EnvConfig, tasks: Sequence[TaskSpec]) -> DemonstrationWriter:
+    """The writer of episodes of these tasks in an environment."""
+    record = env.as_dict() | {
+        "cameras": list(env.camera_names),
+        "task_suite_name": env.suite,
+        "task_ids": [task.task_id for task in tasks],
+    }
+    return DemonstrationWriter(path, record, env.camera_names, tasks[0].gripper_dims)
 
 
 def _record_task(

@@ -7,7 +7,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from rlvla.envs.base import Env, Observation
+from rlvla.envs.base import ChunkResult, Env, Observation
 from rlvla.envs.experts.base import Expert
 
 # Separates the expert's random stream from the simulator's, which uses the same seed.
@@ -75,33 +75,58 @@ def play_actions(env: Env, actions: np.ndarray, init_state_id: int, seed: int) -
     return episode
 
 
+class EpisodeRecorder:
+    """Collects the steps of an episode.
+
+    Args:
+        observation: the observation after the reset.
+        init_state_id: the initial state.
+        seed: of the reset.
+    """
+
+    def __init__(self, observation: Observation, init_state_id: int, seed: int):
+        self._observations = [observation]
+        self._state = init_state_id, seed
+        self._actions: list[np.ndarray] = []
+        self._results: list[ChunkResult] = []
+
+    def __len__(self) -> int:
+        """Number of steps."""
+        return len(self._actions)
+
+    def add(self, action: np.ndarray, result: ChunkResult) -> None:
+        """Add an executed action [D] and its result, that of a chunk of one action."""
+        self._actions.append(action)
+        self._results.append(result)
+        self._observations.append(result.observation)
+
+    def episode(self) -> ExpertEpisode:
+        """The episode so far, of at least one step."""
+        observations, last = self._observations[:-1], self._results[-1]
+        proprio = [o.proprio for o in observations if o.proprio is not None]
+        successes = np.array([result.successes[0] for result in self._results], dtype=bool)
+        init_state_id, seed = self._state
+        return ExpertEpisode(
+            images=np.stack([o.images for o in observations]),
+            proprio=np.stack(proprio) if proprio else None,
+            actions=np.stack(self._actions),
+            rewards=np.array([result.rewards[0] for result in self._results], dtype=np.float32),
+            successes=successes,
+            success_once=bool(successes.any()),
+            success_at_end=last.success_at_end,
+            terminated=last.terminated,
+            truncated=last.truncated,
+            instruction=observations[0].instruction,
+            init_state_id=init_state_id,
+            seed=seed,
+        )
+
+
 def _record(env: Env, act: Callable[[], np.ndarray], init_state_id: int, seed: int) -> ExpertEpisode:
-    observation = env.reset(init_state_id, seed)
-    instruction = observation.instruction
-    observations: list[Observation] = []
-    actions, rewards, successes = [], [], []
+    recorder = EpisodeRecorder(env.reset(init_state_id, seed), init_state_id, seed)
     while True:
-        observations.append(observation)
         action = act()
         result = env.step_chunk(action[None])
-        actions.append(action)
-        rewards.append(result.rewards[0])
-        successes.append(result.successes[0])
-        observation = result.observation
+        recorder.add(action, result)
         if result.terminated or result.truncated:
-            break
-    proprio = [o.proprio for o in observations if o.proprio is not None]
-    return ExpertEpisode(
-        images=np.stack([o.images for o in observations]),
-        proprio=np.stack(proprio) if proprio else None,
-        actions=np.stack(actions),
-        rewards=np.array(rewards, dtype=np.float32),
-        successes=np.array(successes, dtype=bool),
-        success_once=bool(np.any(successes)),
-        success_at_end=result.success_at_end,
-        terminated=result.terminated,
-        truncated=result.truncated,
-        instruction=instruction,
-        init_state_id=init_state_id,
-        seed=seed,
-    )
+            return recorder.episode()

@@ -198,6 +198,22 @@ class WatchedPool:
         self._working -= {slot for slot, _ in results}
         return results + self._stop_overdue()
 
+    def call(self, slot: int, command: Command) -> Any:
+        """Execute a command in a slot of a pool that nobody else uses, once it is idle, and return its answer.
+
+        Raises:
+            ConfigError, EnvWorkerError: as returned by `wait`.
+        """
+        while slot not in self.idle():  # being started, or restarted after a failure
+            self.wait()
+        self.submit(slot, command)
+        while not (answers := self.wait()):
+            pass
+        result = answers[0][1]
+        if isinstance(result, Exception):
+            raise result
+        return result
+
     def drain(self) -> None:
         """Wait until no answer is pending; discards the answers."""
         while self._working:

@@ -13,7 +13,16 @@ PREFIX = "rlvla-"  # of the installed programs
 _MODULE = "rlvla.cli"
 # In the order of a first use.
 COMMANDS = (
-    *("run_recipe", "check_env", "new_env", "collect_demos", "view_data", "check_demos", "convert_demos"),
+    *(
+        "run_recipe",
+        "check_env",
+        "new_env",
+        "collect_demos",
+        "teleoperate",
+        "view_data",
+        "check_demos",
+        "convert_demos",
+    ),
     *(
         "inspect_vla",
         "tune_sft_vla",
