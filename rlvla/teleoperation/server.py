@@ -96,6 +96,7 @@ class TeleoperationServer:
         self._heard = 0.0  # time of the last message
         self._moved = False  # a control was used in this episode
         self._message = ""
+        self._ended = False
 
     @property
     def address(self) -> str | None:
@@ -130,6 +131,7 @@ class TeleoperationServer:
                     started()
                 self._renew()
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                self._ended = True
                 if self._connection is not None:
                     await self._send_state("finished: the page can be closed")
         finally:
@@ -194,8 +196,9 @@ class TeleoperationServer:
             if self._clock:
                 self._orders.append("stop")
             self._changed.set()
-            log.warning(_CLOSED)
-            self._renew()
+            if not self._ended:
+                log.warning(_CLOSED)
+                self._renew()
 
     def _hello(self) -> dict[str, Any]:
         return {

@@ -296,3 +296,4 @@ def test_it_ends_after_the_wanted_episodes(pool: WatchedPool, tmp_path: Path) ->
         state_where(page, message="finished: the page can be closed", kept=1)
         with pytest.raises(ConnectionClosed):
             state_where(page, type="never")
+    assert len(run.addresses) == 1, "there is nothing to go on with"
