@@ -289,8 +289,10 @@ class TeleoperationServer:
             else:
                 self._changed.clear()
                 await self._send_state(self._message)
+                # Not `wait_for`, which in Python 3.11 ignores a cancellation that comes with the event.
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), _SILENCE_SECONDS)
+                    async with asyncio.timeout(_SILENCE_SECONDS):
+                        await self._changed.wait()
 
     def _moves(self) -> bool:
         """Whether to execute a step now; releases the controls of a page that is silent, and between episodes."""
