@@ -88,8 +88,21 @@ class DemonstrationWriter:
 
     @interrupts_deferred()
     def add(self, episode: Any, task_id: int) -> None:
-        """Append an `ExpertEpisode` of a task, or a dict with the same keys; arrays under `more` are stored as well."""
-        demo = self._data.create_group(f"demo_{len(self._actions)}")
+        """Append an `ExpertEpisode` of a task, or a dict with the same keys; arrays under `more` are stored as well.
+
+        An episode that cannot be written, for example on a full disk, leaves nothing in the file.
+        """
+        name = f"demo_{len(self._actions)}"
+        try:
+            self._write(self._data.create_group(name), episode, task_id)
+        except BaseException:
+            del self._data[name]
+            raise
+        self._actions.append(episode["actions"])
+        if episode["proprio"] is not None:
+            self._proprio.append(episode["proprio"])
+
+    def _write(self, demo: h5py.Group, episode: Any, task_id: int) -> None:
         steps = len(episode["actions"])
         demo.attrs["num_samples"] = steps
         demo.attrs["instruction"] = episode["instruction"]
@@ -108,10 +121,8 @@ class DemonstrationWriter:
             demo.create_dataset(f"obs/{camera}_image", data=episode["images"][:, index], compression="lzf")
         if episode["proprio"] is not None:
             demo["obs/proprio"] = episode["proprio"]
-            self._proprio.append(episode["proprio"])
         if "decision_steps" not in demo:
             _view_next_observations(demo)
-        self._actions.append(episode["actions"])
 
     def flush(self) -> None:
         """Write everything to the unfinished file, which can be read under another name if the process is killed."""

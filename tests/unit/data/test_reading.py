@@ -168,6 +168,17 @@ def test_an_unfinished_file_never_appears(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_episode_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    writer = DemonstrationWriter(tmp_path / "demos.hdf5", ENV, ENV["cameras"])
+    writer.add(episode(3, 0), 0)
+    with pytest.raises(TypeError):
+        writer.add(episode(4, 1) | {"proprio": object()}, 0)
+    writer.add(episode(5, 2), 0)
+    writer.close()
+    demos = read_demonstrations(tmp_path / "demos.hdf5")
+    assert demos.names == ["demo_0", "demo_1"] and [len(actions) for actions in demos.actions] == [3, 5]
+
+
 def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         read_demonstrations(tmp_path / "demos.hdf5")
