@@ -34,7 +34,7 @@ def test_records_are_read_back(tmp_path: Path) -> None:
     PolicyRecord(env, (seen(0, 5), seen(7, 9), LearnedStates("lift", None, 1, 2), seen(0, 5))).write(tmp_path)
     recorded = recorded_environment(tmp_path)
     assert learned_states(recorded) == [LearnedStates("lift", None, 1, 2), seen(0, 5), seen(7, 9)]
-    assert EnvConfig().completed(recorded) == EnvConfig(**{**env.as_dict(), "cameras": ("top",)})
+    assert EnvConfig().completed(recorded) == replace(env, cameras=("top",))
 
 
 def test_nothing_recorded_is_nothing_known(tmp_path: Path) -> None:
