@@ -93,8 +93,9 @@ class DemonstrationWriter:
         An episode that cannot be written, for example on a full disk, leaves nothing in the file.
         """
         name = f"demo_{len(self._actions)}"
+        demo = self._data.create_group(name)
         try:
-            self._write(self._data.create_group(name), episode, task_id)
+            self._write(demo, episode, task_id)
         except BaseException:
             del self._data[name]
             raise

@@ -109,7 +109,7 @@ class Session:
         self._writer.add(self._recorder.episode(), self.task.task_id)
         self._writer.flush()
         self.kept[self.task.task_id] += 1
-        self._recorder = None  # written: whatever follows does not write it again
+        self._recorder = None  # never written twice, even if the next reset fails
         self.begin()
         return True
 

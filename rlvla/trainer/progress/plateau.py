@@ -147,10 +147,9 @@ def likely_causes(metrics: Mapping[str, float], *, groups: bool, densities: bool
     explained = values.get("critic/vf_explained_var")
     if explained is not None and explained < _UNEXPLAINED:
         causes["critic"] = (
-            f"the critic explains {100 * max(0.0, explained):.0f} % of the variance of the returns. Give it a "
-            "network of its own (without --share_backbone), on the simulator's state if the suite has it "
-            "(--critic_input state), raise --critic_learning_rate, give it a head start (--freezing_actor_steps), or "
-            "do without it "
+            f"the critic explains {100 * max(0.0, explained):.0f} % of the variance of the returns. Train a "
+            "separate critic (without --share_backbone), on privileged state if the suite has it (--critic_input "
+            "state), raise --critic_learning_rate, give it a head start (--freezing_actor_steps), or do without it "
             "(--advantage_estimator grpo with --n_samples_per_prompt 8)"
         )
     return causes or {
