@@ -13,7 +13,7 @@ from rlvla.data.lerobot_writing import write_lerobot
 from rlvla.data.options import ReadOptions
 from rlvla.data.reading import control_frequency, data_files, joined, read_parts
 from rlvla.data.replayed_episodes import with_every_step
-from rlvla.data.robomimic import DemonstrationWriter
+from rlvla.data.robomimic import INTERVENTIONS, DemonstrationWriter
 from rlvla.utils.cli.flags import arg, range_problems
 from rlvla.utils.errors import ConfigError, Problem, require
 from rlvla.utils.files import output_folder_problem
@@ -111,8 +111,8 @@ def _write_hdf5(folder: Path, demos: Demonstrations, control_freq: float | None)
                 "images": demos.images[index],
                 "proprio": None if demos.proprio is None else demos.proprio[index],
             }
-            if demos.decision_steps is not None:
-                episode["more"] = {"decision_steps": demos.decision_steps[index]}
+            recorded = {"decision_steps": demos.decision_steps, INTERVENTIONS: demos.interventions}
+            episode["more"] = {name: values[index] for name, values in recorded.items() if values is not None}
             writer.add(episode, task_id)
         writer.close()
     except BaseException:

@@ -62,6 +62,8 @@ class Demonstrations:
         last_proprio: per episode [P] float32 after its last action; None if not recorded.
         rewards: per episode [S] float32; None if not recorded.
         seeds: per episode the seed of its reset; None if not recorded.
+        interventions: per episode [S] bool, the steps at which a person or an expert acted instead of a policy; None if
+            not recorded.
         ranks: per episode its rank within its task, smaller is better; None if not recorded.
         control_freq: environment steps per second; None if not recorded, see `control_frequency`.
         names: per episode its name in the file; None if they have none.
@@ -84,6 +86,7 @@ class Demonstrations:
     last_proprio: list[np.ndarray] | None = None
     rewards: list[np.ndarray] | None = None
     seeds: list[int] | None = None
+    interventions: list[np.ndarray] | None = None
     ranks: list[int] | None = None
     control_freq: float | None = None
     names: list[str] | None = None

@@ -48,6 +48,7 @@ VERSIONS = ("v2.1", "v3.0")
 PICTURE_TYPES = ("video", "image")  # dtypes of image features
 STATE, ACTION = "observation.state", "action"
 REWARD, DONE, SUCCESS = "next.reward", "next.done", "next.success"
+INTERVENTION = "complementary_info.is_intervention"  # as LeRobot's replay buffer writes it
 # In rollouts written by rlvla: whether image and state of a row are new; other rows repeat those of the last decision.
 DECISION = "is_decision"
 CHUNK_ROWS = "steps_executed"  # feature of rollouts with one row per decision
@@ -61,7 +62,7 @@ _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBL
 _HALF_A_FRAME = 0.5
 _ROUNDING = 1.001  # of times, which are stored as float32
 PICTURES = ("PNG", "JPEG", "WEBP")  # Pillow would start Ghostscript for others
-_FLAGS, _SUCCESSES = "decision flags", "successes"
+_FLAGS, _SUCCESSES, _INTERVENTIONS = "decision flags", "successes", "interventions"
 # Role -> axes and kind of its array.
 _FORMS: dict[str, tuple[tuple[str, ...], str]] = {
     "actions": (("steps", "action dimensions"), "numbers"),
@@ -69,6 +70,7 @@ _FORMS: dict[str, tuple[tuple[str, ...], str]] = {
     "rewards": (("steps",), "rewards"),
     _SUCCESSES: (("steps",), "rewards"),
     _FLAGS: (("steps",), "flags"),
+    _INTERVENTIONS: (("steps",), "rewards"),
 }
 
 
@@ -168,6 +170,9 @@ def _read(
         init_states=[(v["task_id"], v["init_state_id"]) for v in values if v["init_state_id"] is not None],
         decision_steps=None if decisions is None and options.stride == 1 else rows_with_images,
         rewards=numbers("rewards"),
+        interventions=[episode[_INTERVENTIONS].values.astype(bool) for episode in arrays]
+        if _INTERVENTIONS in arrays[0]
+        else None,
         seeds=[value["seed"] for value in values] if values[0]["seed"] is not None else None,
         control_freq=float(info["fps"]),
         names=[episode.name for episode in episodes],
@@ -421,6 +426,7 @@ def _stored_episodes(
     """
     features, fps = info["features"], float(info["fps"])
     columns = {"actions": ACTION, "proprio": STATE, "rewards": REWARD, _SUCCESSES: SUCCESS}
+    columns[_INTERVENTIONS] = INTERVENTION
     columns |= {_FLAGS: DECISION} if "rlvla" in info else {}
     columns = {role: name for role, name in columns.items() if name in features}
     videos = {key: _picture_size(features[key]) for key in cameras if features[key]["dtype"] == "video"}
@@ -609,9 +615,10 @@ def _stored_arrays(rows: Mapping[str, Any], columns: Mapping[str, str], problems
             arrays[role] = StoredArray(name, as_array(rows[name], len(axes)) if name in rows else None, axes, kind)
         except ValueError as error:
             problems.append(f"{name} {error}")
-    success = arrays.get(_SUCCESSES)
-    if success is not None and success.array is not None and not _is_binary(success.array):
-        problems.append(f"{SUCCESS} holds other values than true and false")
+    for role in (_SUCCESSES, _INTERVENTIONS):
+        flags = arrays.get(role)
+        if flags is not None and flags.array is not None and not _is_binary(flags.array):
+            problems.append(f"{columns[role]} holds other values than true and false")
     flags = arrays.get(_FLAGS)
     if flags is not None and flags.array is not None and flags.array.dtype == bool and flags.array.ndim == 1:
         arrays["decision_steps"] = StoredArray(flags.name, np.flatnonzero(flags.array), ("decisions",), "decisions")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from rlvla.data.demonstrations import Demonstrations
-from rlvla.data.lerobot import ACTION, DECISION, DONE, IMAGE_PREFIX, REWARD, STATE
+from rlvla.data.lerobot import ACTION, DECISION, DONE, IMAGE_PREFIX, INTERVENTION, REWARD, STATE
 from rlvla.utils.errors import require
 from rlvla.utils.video import encode_frames
 
@@ -46,6 +46,7 @@ class _Rows:
     proprio: np.ndarray | None
     rewards: np.ndarray | None
     decision: np.ndarray | None
+    interventions: np.ndarray | None
 
     def frames(self, column: int) -> Iterator[np.ndarray]:
         """The images [H, W, 3] of one camera, row by row."""
@@ -84,13 +85,14 @@ def _rows_of(demos: Demonstrations, index: int) -> _Rows:
     actions, images = demos.actions[index], demos.images[index]
     proprio = None if demos.proprio is None else demos.proprio[index]
     rewards = None if demos.rewards is None else demos.rewards[index]
+    interventions = None if demos.interventions is None else demos.interventions[index]
     steps = np.arange(len(actions))
     if demos.decision_steps is None:
-        return _Rows(actions, images, steps, proprio, rewards, None)
+        return _Rows(actions, images, steps, proprio, rewards, None, interventions)
     last = np.searchsorted(demos.decision_steps[index], steps, side="right") - 1  # decision of each step
     last = np.maximum(last, 0)  # before a takeover, that of the takeover
     decision = np.isin(steps, demos.decision_steps[index])
-    return _Rows(actions, images, last, None if proprio is None else proprio[last], rewards, decision)
+    return _Rows(actions, images, last, None if proprio is None else proprio[last], rewards, decision, interventions)
 
 
 def _info(demos: Demonstrations, episodes: list[_Rows], tasks: list[str], fps: float) -> dict[str, Any]:
@@ -109,6 +111,8 @@ def _info(demos: Demonstrations, episodes: list[_Rows], tasks: list[str], fps: f
         features |= {REWARD: _feature("float32", [1]), DONE: _feature("bool", [1])}
     if first.decision is not None:
         features[DECISION] = _feature("bool", [1])
+    if first.interventions is not None:
+        features[INTERVENTION] = _feature("float32", [1])
     suite = str(demos.env_args.get("task_suite_name") or "")
     mask = demos.statistics.get(suite, {}).get("action", {}).get("mask")
     origin = {**demos.env_args, **({"action_mask": mask} if mask else {})}
@@ -208,6 +212,8 @@ def _table(rows: _Rows, episode: int, first_index: int, task_index: int, fps: fl
         columns[DONE] = pa.array(np.arange(count) == count - 1)
     if rows.decision is not None:
         columns[DECISION] = pa.array(rows.decision)
+    if rows.interventions is not None:
+        columns[INTERVENTION] = pa.array(rows.interventions.astype(np.float32))
     return pa.table(columns)
 
 

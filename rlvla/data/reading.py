@@ -223,6 +223,13 @@ def joined(datasets: Sequence[Demonstrations]) -> Demonstrations:
         decisions = [
             d for demos in datasets for d in demos.decision_steps or [np.arange(len(a)) for a in demos.actions]
         ]
+    interventions = None
+    if any(demos.interventions is not None for demos in datasets):  # an expert played the episodes of the others
+        interventions = [
+            flags
+            for demos in datasets
+            for flags in demos.interventions or [np.ones(len(a), bool) for a in demos.actions]
+        ]
     init_states: list[tuple[int, int]] = []
     if any(demos.init_states for demos in datasets):
         init_states = [s for demos in datasets for s in demos.init_states or [UNKNOWN_STATE] * len(demos.actions)]
@@ -247,6 +254,7 @@ def joined(datasets: Sequence[Demonstrations]) -> Demonstrations:
         last_proprio=_concatenated(datasets, lambda demos: demos.last_proprio),
         rewards=_concatenated(datasets, lambda demos: demos.rewards),
         seeds=_concatenated(datasets, lambda demos: demos.seeds),
+        interventions=interventions,
         ranks=_concatenated(datasets, lambda demos: demos.ranks),
         control_freq=first.control_freq,
         names=_concatenated(datasets, lambda demos: demos.names),

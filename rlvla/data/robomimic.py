@@ -6,7 +6,8 @@ uint8, and optionally `obs/proprio` [S, P]. `next_obs` views the same arrays one
 `mask/train` and `mask/valid` (every tenth) list the episodes. Dumped rollouts have images and proprio of decisions only
 and no `next_obs`, with `decision_steps` giving the steps of the decisions; the observation after the last action is
 `rollout/last_obs/<camera>_image` [H, W, 3] and `rollout/last_obs/proprio` [P]. Corrections have those of the steps
-after the takeover only, which are their `decision_steps`.
+after the takeover only, which are their `decision_steps`. Episodes of a policy with interventions have `interventions`
+[S] bool, the steps at which the person or the expert acted.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ from rlvla.utils.signals import interrupts_deferred
 from rlvla.utils.terminal import log
 
 LAST_OBS, REWARDS = "rollout/last_obs", "rollout/rewards"
+INTERVENTIONS = "interventions"
 _IMAGE = "_image"  # ends the names of images in `obs`
 # Proprioception of a file of robomimic by default.
 _PROPRIO = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
@@ -231,7 +233,7 @@ def read_episodes(
     arrays = [episode.arrays for episode in episodes]
     values = [{name: value.value for name, value in episode.values.items()} for episode in episodes]
     first = arrays[0]
-    proprio = _recorded(arrays, layout.proprio)
+    proprio, interventions = _recorded(arrays, layout.proprio), _recorded(arrays, [INTERVENTIONS])
     decisions = _recorded(arrays, ["decision_steps"])
     if options.stride > 1:
         proprio = None if proprio is None else [states[:: options.stride] for states in proprio]
@@ -268,6 +270,7 @@ def read_episodes(
         last_proprio=_recorded(arrays, ["last_proprio"]),
         rewards=rewards,
         seeds=[value["seed"] for value in values] if values[0]["seed"] is not None else None,
+        interventions=None if interventions is None else [flags.astype(bool) for flags in interventions],
         ranks=[value["rank"] for value in values] if values[0]["rank"] is not None else None,
         control_freq=control_freq,
         names=[episode.name for episode in episodes],
@@ -364,6 +367,7 @@ def _stored_episode(name: str, group: h5py.Group, layout: _Layout, *, resized: b
         "actions": StoredArray("actions", member(group, "actions"), ("steps", "action dimensions")),
         "decision_steps": StoredArray("decision_steps", decisions, ("decisions",), "decisions", optional=True),
         "rewards": StoredArray("rewards", member(group, "rewards"), ("steps",), "rewards", optional=True),
+        INTERVENTIONS: StoredArray(INTERVENTIONS, member(group, INTERVENTIONS), ("steps",), "flags", optional=True),
     }
     for key in layout.proprio:
         arrays[key] = StoredArray(f"obs/{key}", member(group, f"obs/{key}"), (rows, key), optional=True)

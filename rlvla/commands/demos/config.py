@@ -11,6 +11,7 @@ from rlvla.envs.task_values import TaskValues
 from rlvla.utils.cli.flags import MAX_SEED, arg
 from rlvla.utils.errors import Problem
 
+INTERVENERS = ("expert", "page")
 _COUNTS = TaskValues("task_demos", int, (1, math.inf), "TASK:NUMBER, e.g. push:20")
 
 
@@ -39,6 +40,12 @@ class CollectConfig:
         False,
         "the scripted expert takes over from --policy at a random step of each episode; only its steps become training "
         "rows (DAgger, with the whole actions of an expert as in HG-DAgger)",
+    )
+    intervene: str | None = arg(
+        None,
+        "--policy plays, corrected by the scripted expert, where an episode makes no progress or its step limit is "
+        "near, or by a person on a page of the browser; each step records who acted",
+        choices=INTERVENERS,
     )
     num_demos: int = arg(200, "episodes to keep, per task", minimum=1, essential=True)
     task_demos: tuple[str, ...] = arg(
