@@ -69,7 +69,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         from rlvla.commands.run_policies import policy_folder
     folder, policy = Path(run.save_path), policy_folder(run.pretrain, env_python=namespace.env_python)
     recording = CollectConfig(
-        output=str(folder / "round_1"), policy=policy, temperature=1.0, corrections=True, num_demos=config.round_demos
+        output=str(folder / "round_1"),
+        policy=policy,
+        temperature=1.0,
+        corrections=config.takeover == "random",
+        intervene=None if config.takeover == "random" else "expert",
+        num_demos=config.round_demos,
     )
     collected(
         problems,

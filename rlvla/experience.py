@@ -29,7 +29,8 @@ class Sample:
         actions: [S, A, D] float32, as passed to the environment.
         executed: [S, A] bool, actions that the environment executed.
         step_actions: [finish_step, E] float32, the ordinary action of each environment step if decisions are primitives
-            that report it; None otherwise.
+            that report it, or the scripted expert intervened; None otherwise.
+        interventions: [finish_step] bool, the steps of the scripted expert; None if it does not intervene.
         trace: inputs for scoring the decisions again, name -> [S, ...]; for token policies `tokens` [S, K] int64,
             columns of the action vocabulary in the order (action index, dim).
         log_probs: [S, K] float32, at sampling time and at the sampling temperature; K log-probs per decision, in the
@@ -95,6 +96,7 @@ class Sample:
     reward_info: dict[str, float] = field(default_factory=dict)
     scores: dict[str, torch.Tensor] = field(default_factory=dict)
     step_actions: torch.Tensor | None = None
+    interventions: torch.Tensor | None = None
     regressions: int = 0
     simulator_once: bool | None = None
     simulator_at_end: bool | None = None

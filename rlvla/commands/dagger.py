@@ -40,6 +40,11 @@ class DaggerConfig:
     target_success: float = arg(
         0.95, "end once the policy succeeds in this fraction of its episodes on held-out states", above=0, maximum=1
     )
+    takeover: str = arg(
+        "random",
+        "the expert takes over for good at a random step of each episode, or as of collect_demos.py --intervene expert",
+        choices=("random", "intervene"),
+    )
     round_demos: int = arg(300, "corrections per task and round", minimum=1, essential=True)
     round_steps: int = arg(1000, "optimizer steps per round", minimum=1, essential=True)
     round_episodes: int = arg(100, "episodes per task that measure the success of a round", minimum=1)
@@ -93,7 +98,8 @@ class RoundCommands:
 
     def collect(self, config: DaggerConfig, policy: Path, output: Path, minutes: float, seed: int) -> list[str]:
         """Corrections of a policy."""
-        flags = ["--corrections", "--temperature=1.0", f"--num_demos={config.round_demos}", *self.recording]
+        takeover = ["--corrections"] if config.takeover == "random" else ["--intervene=expert"]
+        flags = [*takeover, "--temperature=1.0", f"--num_demos={config.round_demos}", *self.recording]
         flags += [f"--max_minutes={minutes:.3f}", f"--policy={policy}", f"--output={output}", f"--seed={seed}"]
         return [*self.programs["collect_demos"], *flags, *self.common]
 

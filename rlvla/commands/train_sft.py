@@ -32,6 +32,7 @@ from rlvla.commands.setup import start_workers
 from rlvla.commands.supervised import supervised_header, supervised_problems
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_several
+from rlvla.data.rows import rows_per_epoch
 from rlvla.envs.config import EnvConfig, heldout_problems
 from rlvla.envs.options import own_flags
 from rlvla.envs.registry import get_suite, is_known
@@ -88,8 +89,9 @@ def run_sft(
     demos = None
     try:
         demos = read_several(run.demos, run.cameras or None, options=run)
-        if demos.num_rows < launched_world_size():
-            shared = f"{demos.num_rows} decisions cannot be shared by {launched_world_size()} ranks"
+        rows = _training_rows(replace(validation, heldout_share=0.0), demos, run.seed, config.autonomous_weight)
+        if rows < launched_world_size():
+            shared = f"{rows} demonstrated decisions cannot be shared by {launched_world_size()} ranks"
             text = f"--demos {' '.join(run.demos)}: {shared}; use fewer ranks or more demonstrations"
             problems.append(Problem("demos", "too_few", text))
     except ConfigError as error:
@@ -105,7 +107,7 @@ def run_sft(
     episodes = None
     try:
         if demos is not None:
-            problems += _heldout_problems(validation, demos, run.seed)
+            problems += _heldout_problems(validation, demos, run.seed, config.autonomous_weight)
             problems += _unseen_problems(run, demos, validation.env_python)
             episodes = _episodes(validation, run, demos) if validation.eval_epochs else None
     except ConfigError as error:
@@ -119,7 +121,7 @@ def run_sft(
     if run.dry_run:
         if launched_rank() == 0:
             with _checkpoint(run, tiny, demos) as checkpoint:
-                rows = _training_rows(validation, demos, run.seed)
+                rows = _training_rows(validation, demos, run.seed, config.autonomous_weight)
                 print(sft_report(checkpoint, demos, config, actor_config, strategy_config, rows, run.gpu_memory))
         return None
     if config.use_wandb:
@@ -303,12 +305,14 @@ def _episodes(
     return start
 
 
-def _heldout_problems(validation: ValidationConfig, demos: Demonstrations, seed: int) -> list[Problem]:
+def _heldout_problems(
+    validation: ValidationConfig, demos: Demonstrations, seed: int, autonomous_weight: float
+) -> list[Problem]:
     """Problems if the share leaves nothing to train on, or nothing to measure."""
     if not 0 < validation.heldout_share < 1:
         return []
     _, heldout = split_for_validation(demos, validation, seed)
-    if heldout and _training_rows(validation, demos, seed) >= launched_world_size():
+    if heldout and _training_rows(validation, demos, seed, autonomous_weight) >= launched_world_size():
         return []
     states = len(set(demos.init_states)) or len(demos.actions)
     text = f"--heldout_share {validation.heldout_share} of {states} initial state(s) leaves nothing to "
@@ -419,6 +423,6 @@ def supervision_problems(missing: Mapping[str, str], config: SFTConfig) -> list[
     ]
 
 
-def _training_rows(validation: ValidationConfig, demos: Demonstrations, seed: int) -> int:
+def _training_rows(validation: ValidationConfig, demos: Demonstrations, seed: int, autonomous_weight: float) -> int:
     train, _ = split_for_validation(demos, validation, seed)
-    return sum(len(demos.images[episode]) for episode in train)
+    return sum(rows_per_epoch(demos.rows_by_policy(episode), autonomous_weight) for episode in train)

@@ -114,6 +114,22 @@ class Demonstrations:
         """Whether some episodes are recorded from the step on where an expert took over from a policy."""
         return self.decision_steps is not None and any(steps[0] for steps in self.decision_steps)
 
+    def row_steps(self, episode: int) -> np.ndarray:
+        """The steps [S] at which an episode has observations, and so training rows."""
+        return np.arange(len(self.actions[episode])) if self.decision_steps is None else self.decision_steps[episode]
+
+    def rows_by_policy(self, episode: int) -> np.ndarray:
+        """[S] bool: the training rows of an episode in which a policy acted, not a person or an expert."""
+        steps = self.row_steps(episode)
+        return np.zeros(len(steps), bool) if self.interventions is None else ~self.interventions[episode][steps]
+
+    def demonstrated(self, episode: int) -> list[tuple[int, int]]:
+        """(first step, end) of each contiguous part of an episode in which a person or an expert acted."""
+        if self.interventions is None:
+            return [(0, len(self.actions[episode]))]
+        changes = np.flatnonzero(np.diff(self.interventions[episode].astype(np.int8), prepend=0, append=0))
+        return [(int(first), int(end)) for first, end in changes.reshape(-1, 2)]
+
     @property
     def unnormalized_dims(self) -> list[int]:
         """Action dimensions that are not normalized, by the statistics of the suite (else the first)."""

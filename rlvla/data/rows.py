@@ -50,8 +50,15 @@ def prepared(
     return rows, np.concatenate(states) if states else None
 
 
+def rows_per_epoch(by_policy: np.ndarray, autonomous_weight: float) -> int:
+    """Number of rows of an epoch, of which [M] bool are those of a policy, see `DemonstrationRows.batches`."""
+    return int((~by_policy).sum()) + round(autonomous_weight * int(by_policy.sum()))
+
+
 class DemonstrationRows:
     """One training row per observation: the observation and the chunk of actions that followed it.
+
+    In episodes with interventions, the chunk of a person or an expert is masked from where the policy acts again.
 
     Args:
         demos: the episodes; their images are replaced by views of one array.
@@ -59,6 +66,7 @@ class DemonstrationRows:
 
     Attributes:
         episodes: [M] int64, the episode of each row.
+        by_policy: [M] bool, the rows in which a policy acted, in episodes with interventions.
     """
 
     def __init__(self, demos: Demonstrations, policy: Policy):
@@ -67,15 +75,19 @@ class DemonstrationRows:
         self._chunk, self._training_noise = spec.action_chunk_len, spec.training_noise
         first, end, offset = [], [], 0
         for index, actions in enumerate(demos.actions):
-            starts = np.arange(len(actions)) if demos.decision_steps is None else demos.decision_steps[index]
+            starts = demos.row_steps(index)
+            ends = np.full(len(actions), len(actions))
+            for begin, stop in demos.demonstrated(index):
+                ends[begin:stop] = stop
             steps = starts[:, None] + np.arange(spec.demonstrated_actions)  # [S, A]
             ahead = actions[np.minimum(steps, len(actions) - 1)]  # past the end the last action is repeated and masked
             traces.append(policy.encode_actions(ahead))
-            masks.append(np.repeat(steps < len(actions), spec.columns_per_action, axis=1))
+            masks.append(np.repeat(steps < ends[starts][:, None], spec.columns_per_action, axis=1))
             first.append(offset + starts)
+            end.append(offset + ends[starts])
             offset += len(actions)
-            end.append(np.full(len(starts), offset))
         self.episodes = np.repeat(np.arange(len(first)), [len(starts) for starts in first])
+        self.by_policy = np.concatenate([demos.rows_by_policy(index) for index in range(len(first))])
         self._actions, self._first, self._end = np.concatenate(demos.actions), *map(np.concatenate, (first, end))
         whole = demos.joined_images()
         self._images, proprio = prepared(policy, demos.images, demos.proprio if spec.proprio_dim else None, whole)
@@ -112,7 +124,14 @@ class DemonstrationRows:
         return self._actions[np.minimum(steps, end - 1)], steps < end
 
     def batches(
-        self, size: int, epochs: int, seed: int, rank: int = 0, world_size: int = 1, rows: np.ndarray | None = None
+        self,
+        size: int,
+        epochs: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        rows: np.ndarray | None = None,
+        autonomous_weight: float = 0.0,
     ) -> Iterator[Experience]:
         """The batches of one rank for all optimizer steps of a run, reshuffled each epoch.
 
@@ -123,10 +142,15 @@ class DemonstrationRows:
             rank: the rank whose share of each batch is returned.
             world_size: number of ranks.
             rows: the rows to train on, [m] int64; default all.
+            autonomous_weight: fraction of the rows of a policy that an epoch holds, drawn anew each time.
         """
         rows = np.arange(len(self)) if rows is None else rows
-        size = min(size, len(rows))
+        demonstrated, own = rows[~self.by_policy[rows]], rows[self.by_policy[rows]]
+        size = min(size, total := rows_per_epoch(self.by_policy[rows], autonomous_weight))
         for epoch in range(epochs):
+            if len(own):
+                drawn = derive_rng(seed, "rows of the policy", epoch).permutation(own)[: total - len(demonstrated)]
+                rows = np.concatenate([demonstrated, drawn])
             order = rows[derive_rng(seed, "sft", epoch).permutation(len(rows))]
             for start in range(0, len(rows) - size + 1, size):
                 share = order[start + rank : start + size : world_size]

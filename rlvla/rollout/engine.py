@@ -19,6 +19,7 @@ from rlvla.models.policy import RolloutPolicy
 from rlvla.rewards import RewardPlan, StateInput
 from rlvla.rollout.config import RolloutConfig
 from rlvla.rollout.episode import EpisodeRequest, FinishedEpisode
+from rlvla.rollout.interventions import InterventionRule
 from rlvla.rollout.session import RolloutCancelledError, RolloutSession
 from rlvla.rollout.stats import RolloutStats
 from rlvla.utils.terminal import log
@@ -78,6 +79,7 @@ class RolloutEngine:
         temperature: float,
         greedy: bool = False,
         success_only: bool = False,
+        interventions: InterventionRule | None = None,
         on_episode: Callable[[FinishedEpisode], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> list[Sample]:
@@ -92,6 +94,8 @@ class RolloutEngine:
             temperature: sampling temperature, ignored if greedy.
             greedy: take the most likely actions.
             success_only: count success but run no reward sources, as in evaluations.
+            interventions: when the scripted expert takes over from the policy; None: never. The policy decides for its
+                steps as well, and `Sample.actions` are the policy's. Not together with `record_frames`.
             on_episode: called after each episode in order of completion, e.g. for progress bars.
             cancelled: polled; once it is true, the rollout ends with RolloutCancelledError.
 
@@ -117,6 +121,7 @@ class RolloutEngine:
             state_input=self._state_input,
             keep_observed=self.keep_observed and not (success_only or greedy),
             policy_proprio=self._policy_proprio,
+            interventions=interventions,
             temperature=temperature,
             greedy=greedy,
             on_episode=on_episode,

@@ -15,6 +15,7 @@ from rlvla.envs.base import ChunkResult, Observation, TaskSpec
 from rlvla.experience import Sample
 from rlvla.models.policy import RolloutPolicy
 from rlvla.rewards import EpisodeRewards, EpisodeStart, PaidRewards, RewardPlan, StateInput
+from rlvla.rollout.interventions import InterventionRule
 from rlvla.utils.seeding import derive_rng
 
 _GRAY = 128
@@ -99,6 +100,7 @@ class Episode:
         keep_observed: keep the images as rendered even if the policy sees preprocessed ones; always on if a reward
             source needs the images of finished episodes.
         policy_proprio: see `RolloutEngine`.
+        interventions: when the scripted expert takes over; None: never.
     """
 
     def __init__(
@@ -111,8 +113,10 @@ class Episode:
         *,
         keep_observed: bool = False,
         policy_proprio: int | None = None,
+        interventions: InterventionRule | None = None,
     ):
         self.request = request
+        self.interventions = None if interventions is None else interventions.begin(task, request.seed)
         self.phase = Phase.PENDING
         self._task, self._plan = task, rewards
         self._rewards: EpisodeRewards | None = None
@@ -239,6 +243,10 @@ class Episode:
         self._count_success(result.successes[: result.steps_executed])
         if result.step_actions is not None:
             self._step_actions.append(result.step_actions)
+        elif self.interventions is not None:
+            self._step_actions.append(self._actions[-1][: result.steps_executed])
+        if self.interventions is not None:
+            self.interventions.follow(result)
         if result.frames is not None:
             self._frames.append(result.frames)
         if result.frames is not None or self._state is not None:
@@ -346,6 +354,7 @@ class Episode:
             state_width=0 if self._state is None else self._state.width,
             images_flipped_vertically=self._task.images_flipped_vertically,
             versions=torch.tensor(self._versions) if self._versions else None,
+            interventions=None if self.interventions is None else torch.tensor(self.interventions.flags),
         )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.workers.answer_checks import AnswerChecker, BadAnswerError
-from rlvla.envs.workers.messages import EnvSpec, Make, Reset, SlotCommand, StepChunk
+from rlvla.envs.workers.messages import EnvSpec, Make, Reset, SlotCommand, StepChunk, StepExpert
 from rlvla.envs.workers.pool import EnvWorkerError, Result
 from rlvla.envs.workers.watchdog import WatchedPool
 from rlvla.experience import Sample
@@ -22,6 +22,7 @@ from rlvla.models.policy import RolloutPolicy
 from rlvla.rewards import RewardPlan, StateInput
 from rlvla.rollout.config import RolloutConfig
 from rlvla.rollout.episode import Episode, EpisodeRequest, FinishedEpisode, Phase, stacked_proprio
+from rlvla.rollout.interventions import InterventionRule
 from rlvla.rollout.stats import DroppedEpisode, RolloutStats, TooManyDroppedError
 from rlvla.utils.errors import ConfigError, RunEnded
 
@@ -148,6 +149,7 @@ class RolloutSession:
         state_input: StateInput | None = None,
         keep_observed: bool = False,
         policy_proprio: int | None = None,
+        interventions: InterventionRule | None = None,
         temperature: float,
         greedy: bool,
         on_episode: Callable[[FinishedEpisode], None] | None = None,
@@ -157,7 +159,7 @@ class RolloutSession:
         self._env_kwargs, self._plan = env_kwargs, plan
         self._config, self._policy, self._state_input = config, policy, state_input
         self._keep_observed, self._temperature, self._greedy = keep_observed, temperature, greedy
-        self._policy_proprio = policy_proprio
+        self._policy_proprio, self._interventions = policy_proprio, interventions
         self._on_episode, self._cancelled = on_episode, cancelled
         self._pending = PendingEpisodes([(request.suite, request.task_id) for request in requests])
         self._running: dict[int, _Running] = {}  # by slot of the pool
@@ -228,6 +230,7 @@ class RolloutSession:
                 self._state_input,
                 keep_observed=self._keep_observed,
                 policy_proprio=self._policy_proprio,
+                interventions=self._interventions,
             )
             self._running[slot] = running = _Running(index, env, episode, self._checkers[key])
             if current == env:
@@ -242,7 +245,7 @@ class RolloutSession:
         running.episode.phase = Phase.RESETTING
         self._queue(slot, running, Reset(running.env, request.init_state_id, request.seed))
 
-    def _queue(self, slot: int, running: _Running, command: Make | Reset | StepChunk) -> None:
+    def _queue(self, slot: int, running: _Running, command: Make | Reset | StepChunk | StepExpert) -> None:
         """Queue a command for the next `_send`."""
         running.since = time.perf_counter()
         self._outbox.append((slot, command))
@@ -281,7 +284,10 @@ class RolloutSession:
                 )
             trace = {name: values[row] for name, values in decision.trace.items()}
             episode.on_decision(actions, decision.log_probs[row], trace, decision.version)
-            self._queue(slot, self._running[slot], StepChunk(actions, request.record_frames))
+            command: StepChunk | StepExpert = StepChunk(actions, request.record_frames)
+            if episode.interventions is not None:
+                command = episode.interventions.command(len(actions)) or command
+            self._queue(slot, self._running[slot], command)
         self._send()
 
     def _process_answers(self) -> None:
@@ -361,6 +367,7 @@ class RolloutSession:
                     episode.chunk_length,
                     steps_before=episode.steps,
                     record_frames=episode.request.record_frames,
+                    by_expert=episode.interventions is not None and episode.interventions.acting,
                 )
                 episode.on_chunk(result)  # type: ignore[arg-type]
         except BadAnswerError as error:  # do not reuse a worker that gave an invalid answer

@@ -160,6 +160,8 @@ def test_flags_reach_the_commands_that_read_them(
         *("--corrections", "--temperature=1.0", "--num_demos=20", "--offset_bias", "0.0", "-0.2"),
         *("--max_minutes=2.000", f"--policy={policy_folder}", f"--output={place}", "--seed=9", *both),
     ]
+    intervene = commands.collect(replace(config, takeover="intervene"), policy_folder, place, 2.0, 9)
+    assert "--intervene=expert" in intervene and "--corrections" not in intervene
     assert commands.evaluate(config, policy_folder, place)[1:] == [
         *("--eval_episodes=7", f"--pretrain={policy_folder}", f"--output={place}", *both)
     ]

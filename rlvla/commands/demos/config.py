@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.task_values import TaskValues
-from rlvla.utils.cli.flags import MAX_SEED, arg
+from rlvla.options import Condition, arg
+from rlvla.utils.cli.flags import MAX_SEED
 from rlvla.utils.errors import Problem
 
 INTERVENERS = ("expert", "page")
+_BY_EXPERT = Condition(lambda flags: flags["intervene"] == "expert", "it belongs to --intervene expert")
 _COUNTS = TaskValues("task_demos", int, (1, math.inf), "TASK:NUMBER, e.g. push:20")
 
 
@@ -46,6 +48,19 @@ class CollectConfig:
         "--policy plays, corrected by the scripted expert, where an episode makes no progress or its step limit is "
         "near, or by a person on a page of the browser; each step records who acted",
         choices=INTERVENERS,
+    )
+    intervene_patience: int | None = arg(
+        None,
+        "the expert takes over after this many steps without progress, and gives back at the next; progress: a "
+        "proposition of the task becomes true for the first time (default: a quarter of the step limit)",
+        minimum=1,
+        read_if=_BY_EXPERT,
+    )
+    intervene_reserve: int | None = arg(
+        None,
+        "the expert has control of this many steps before the step limit (default: half of the limit)",
+        minimum=0,
+        read_if=_BY_EXPERT,
     )
     num_demos: int = arg(200, "episodes to keep, per task", minimum=1, essential=True)
     task_demos: tuple[str, ...] = arg(

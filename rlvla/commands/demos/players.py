@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -21,6 +21,7 @@ from rlvla.commands.demos.config import CollectConfig
 from rlvla.commands.demos.record import Attempt, Player, complete_episodes, planned_episodes, replay_actions
 from rlvla.commands.run_policies import policy_folder
 from rlvla.commands.setup import CheckedRun, check_run
+from rlvla.data.robomimic import INTERVENTIONS
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.config import EnvConfig, SplitConfig, heldout_problems
 from rlvla.envs.experts import ExpertConfig, make_expert
@@ -34,6 +35,7 @@ from rlvla.experience import Sample
 from rlvla.models.config import PolicyConfig
 from rlvla.models.policy import Policy
 from rlvla.rollout import EpisodeRequest, RolloutConfig, RolloutEngine
+from rlvla.rollout.interventions import InterventionRule
 from rlvla.utils.cli.flags import no_effect, no_effect_problems, range_problems
 from rlvla.utils.errors import ConfigError, Problem
 from rlvla.utils.files import output_folder_problem
@@ -66,14 +68,19 @@ def checked_player(
         errors = expert()
     except ConfigError as error:
         problems += error.problems
+    corrected = config.corrections or config.intervene == "expert"
     if config.policy is not None:
-        unread = {} if config.corrections else _changed(errors)
+        unread = {} if corrected else _changed(errors)
         why = "--policy plays, not the scripted expert"
     else:
         unread, why = _changed(policy), "there is no --policy"
-        unread |= {} if config.temperature is None else {"temperature": config.temperature}
-        unread |= {"corrections": True} if config.corrections else {}
-    if config.policy is None or config.corrections:
+        for name in ("temperature", "corrections", "intervene"):
+            unread |= {name: value} if (value := getattr(config, name)) else {}
+    if config.corrections and config.intervene:
+        text = "--corrections: the expert takes over once, at a random step; with --intervene, leave it out"
+        problems.append(Problem("corrections", "contradiction", text))
+    problems += no_effect_problems([config], {}, ())
+    if config.policy is None or corrected:
         problems += no_effect_problems([errors], {}, ())
     problems += [no_effect(name, value, why) for name, value in unread.items()]
     try:
@@ -83,6 +90,8 @@ def checked_player(
             player = policy_player(policy, env, config, split)
             if config.corrections:
                 player = CorrectionPlayer(player.env, config, split, player.setting, errors)
+            elif config.intervene == "expert":
+                player = InterventionPlayer(player.env, config, split, player.setting, errors)
         tasks = player.env.tasks()
         problems += config.problems(tasks) + split.problems(tasks, 1) + player.problems()
         problems += heldout_problems(split.heldout_tasks, player.env, tasks)
@@ -207,7 +216,13 @@ class PolicyPlayer(Player):
             setting.state_input,
         )
         temperature = config.temperature or 1.0
-        samples = engine.run(requests, self._policy, temperature=temperature, greedy=config.temperature is None)
+        samples = engine.run(
+            requests,
+            self._policy,
+            temperature=temperature,
+            greedy=config.temperature is None,
+            interventions=self._interventions,
+        )
         played = {sample.uid: sample for sample in samples}
         lost = {dropped.request.uid: dropped.error for dropped in engine.stats.dropped}
         (limit,) = (other.max_steps for other in setting.tasks if other.task_id == task.task_id)
@@ -220,6 +235,11 @@ class PolicyPlayer(Player):
                 yield next(recorded)
             else:
                 yield Attempt(False, None)
+
+    @property
+    def _interventions(self) -> InterventionRule | None:
+        """When the scripted expert takes over; None: never."""
+        return None
 
     def _is_recorded(self, sample: Sample) -> bool:
         return sample.success_at_end or self.config.keep == "all"
@@ -284,6 +304,58 @@ def _expert_part(attempt: Attempt, takeover: int) -> Attempt:
     proprio = None if episode["proprio"] is None else episode["proprio"][takeover:]
     part = episode | {"images": episode["images"][takeover:], "proprio": proprio}
     return Attempt(attempt.success, part | {"more": {"decision_steps": np.arange(takeover, steps)}})
+
+
+@dataclass
+class InterventionPlayer(PolicyPlayer):
+    """Plays a trained policy, from which the scripted expert takes over as `InterventionRule` says.
+
+    So that interventions can be measured without people (HG-DAgger, Kelly et al. 2019). The steps of both are recorded,
+    with flags.
+
+    Attributes:
+        expert: the expert's errors.
+    """
+
+    name: ClassVar[str] = "corrected policy"
+    advice: ClassVar[str] = "lower the expert's errors, let it take over earlier (--intervene_reserve)"
+    expert: ExpertConfig
+    _shares: list[float] = field(default_factory=list, init=False)  # of the expert's steps, by recorded episode
+
+    def problems(self) -> list[Problem]:
+        """Too few initial states, or tasks that the expert cannot play."""
+        problems = super().problems() + _expert_problems(self.env, self.expert)
+        if any(task.primitives for task in self.setting.tasks):
+            text = "--intervene expert: the expert gives actions of the controller, and --policy plays primitives"
+            problems.append(Problem("intervene", "primitives", f"{text}; take --corrections"))
+        return problems
+
+    @property
+    def _repeats(self) -> bool:
+        return super()._repeats and self.expert == ExpertConfig()
+
+    @property
+    def _interventions(self) -> InterventionRule:
+        return InterventionRule(self.config.intervene_patience, self.config.intervene_reserve, self.expert)
+
+    def _recorded(
+        self, pool: WatchedPool, task: TaskSpec, max_steps: int, samples: Sequence[Sample]
+    ) -> Iterator[Attempt | EnvWorkerError]:
+        """The episodes with flags."""
+        for sample, attempt in zip(samples, super()._recorded(pool, task, max_steps, samples)):
+            if isinstance(attempt, Attempt):
+                assert sample.interventions is not None
+                episode: Any = attempt.episode
+                self._shares.append(sample.interventions.float().mean().item())
+                more = {INTERVENTIONS: sample.interventions.numpy()}
+                attempt = Attempt(attempt.success, episode | {"more": more})
+            yield attempt
+
+    def summary(self) -> str:
+        """See `Player.summary`."""
+        alone = sum(share == 0 for share in self._shares)
+        mean = 100 * sum(self._shares) / max(1, len(self._shares))
+        return f"the expert took {mean:.0f} % of the steps; {alone} of {len(self._shares)} episodes had no intervention"
 
 
 def policy_player(policy: PolicyConfig, asked: EnvConfig, config: CollectConfig, split: SplitConfig) -> PolicyPlayer:

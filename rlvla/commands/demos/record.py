@@ -87,6 +87,10 @@ class Player:
         """
         raise NotImplementedError
 
+    def summary(self) -> str:
+        """A line about the recorded episodes; "" for none."""
+        return ""
+
 
 @dataclass
 class Tally:
@@ -156,6 +160,8 @@ def collect_demonstrations(
             writer.abort()
             raise
     print(table(("task", "kept", "played", f"{player.name} success", "mean steps"), rows))
+    if text := player.summary():
+        show(text)
     show(f"saved {path} after {duration(time.perf_counter() - start)}")
     return path
 

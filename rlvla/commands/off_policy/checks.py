@@ -284,6 +284,9 @@ def _demonstrations(
     if not any(demos.success):
         text = f"--demos {path}: none of the episodes ended in success, and nothing else of their rewards is known"
         problems.append(Problem("demos", "mismatch", text))
+    if not any(map(demos.demonstrated, range(len(demos.actions)))):
+        text = f"--demos {path}: the policy acted in every step; demonstrations are those of a person or an expert"
+        problems.append(Problem("demos", "too_few", text))
     rewarded = ("success",) if any(task.dense_reward for task in tasks) else ("success", "env")
     other = [spec for spec in flags.rewards.reward if source_of(component_of(spec))[0] not in rewarded]
     if demos.decision_steps is not None:

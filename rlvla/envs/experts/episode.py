@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TypedDict
 
 import numpy as np
@@ -56,6 +57,29 @@ def play_expert_episode(
         return expert.act(env.privileged_state()) if row is None else row
 
     return _record(env, act, init_state_id, seed)
+
+
+def step_expert(env: Env, expert: Expert, length: int) -> ChunkResult:
+    """Execute at most `length` actions of an expert, one at a time, as a chunk; `step_actions` are its actions."""
+    actions: list[np.ndarray] = []
+    results: list[ChunkResult] = []
+    while len(results) < length and not (results and (results[-1].terminated or results[-1].truncated)):
+        actions.append(expert.act(env.privileged_state()))
+        results.append(env.step_chunk(actions[-1][None]))
+
+    def padded(values: Iterable[np.ndarray]) -> np.ndarray:
+        executed = np.concatenate(list(values))
+        return np.pad(executed, (0, length - len(executed)))
+
+    return replace(
+        results[-1],
+        steps_executed=len(results),
+        rewards=padded(result.rewards for result in results),
+        successes=padded(result.successes for result in results),
+        events=[events for result in results for events in result.events],
+        components={name: padded(result.components[name] for result in results) for name in results[-1].components},
+        step_actions=np.stack(actions),
+    )
 
 
 def play_actions(env: Env, actions: np.ndarray, init_state_id: int, seed: int) -> ExpertEpisode:

@@ -62,7 +62,15 @@ class AnswerChecker:
         """Check an `Observation`: images [N, H, W, 3] uint8, finite proprio [P] float32 if requested, instruction."""
         _refuse(self._observation(value))
 
-    def chunk(self, value: object, length: int, *, steps_before: int = 0, record_frames: bool = False) -> None:
+    def chunk(
+        self,
+        value: object,
+        length: int,
+        *,
+        steps_before: int = 0,
+        record_frames: bool = False,
+        by_expert: bool = False,
+    ) -> None:
         """Check that a `ChunkResult` for `length` actions is valid and consistent.
 
         Only a primitive may end before its last action while the episode continues.
@@ -72,13 +80,14 @@ class AnswerChecker:
             length: number of actions.
             steps_before: steps of the episode before this chunk.
             record_frames: whether frames were requested.
+            by_expert: whether the actions are those of the scripted expert, as in `StepExpert`.
 
         Raises:
             BadAnswerError: it is invalid.
             ValueError: the task has primitives, and chunks of another length.
         """
         check_chunk_length(self._task, length)
-        _refuse(self._chunk(value, length, steps_before, record_frames))
+        _refuse(self._chunk(value, length, steps_before, record_frames, by_expert))
 
     def expert_episode(self, value: object, init_state_id: int, seed: int) -> None:
         """Check that an `ExpertEpisode` from this initial state and seed is valid and consistent."""
@@ -100,7 +109,7 @@ class AnswerChecker:
         elif value.proprio is not None:
             yield "proprio was not requested and must be None"
 
-    def _chunk(self, value: object, length: int, steps_before: int, record_frames: bool) -> Problems:
+    def _chunk(self, value: object, length: int, steps_before: int, record_frames: bool, by_expert: bool) -> Problems:
         if not isinstance(value, ChunkResult):
             yield f"expected the result of a chunk, not {type(value).__name__}"
             return
@@ -121,7 +130,8 @@ class AnswerChecker:
         yield from self._components(value.components, length, executed)
         yield from self._events(value.events, executed)
         yield from self._frames(value.frames, executed, record_frames)
-        yield from self._step_actions(value.step_actions, executed)
+        dims = self._task.action_dim if by_expert else self._task.step_action_dim
+        yield from _step_actions(value.step_actions, executed, dims)
 
     def _expert_episode(self, value: object, init_state_id: int, seed: int) -> Problems:
         if not isinstance(value, dict) or value.keys() != ExpertEpisode.__annotations__.keys():
@@ -233,11 +243,12 @@ class AnswerChecker:
         if not isinstance(frames, np.ndarray) or frames.shape != expected or frames.dtype != np.uint8:
             yield f"frames must be {list(expected)} uint8, not {_describe(frames)}"
 
-    def _step_actions(self, actions: object, executed: int) -> Problems:
-        if self._task.step_action_dim:
-            yield from _numbers("step_actions", actions, (executed, self._task.step_action_dim), np.float32)
-        elif actions is not None:
-            yield "step_actions must be None where the task's step_action_dim is 0"
+
+def _step_actions(actions: object, executed: int, dims: int) -> Problems:
+    if dims:
+        yield from _numbers("step_actions", actions, (executed, dims), np.float32)
+    elif actions is not None:
+        yield "step_actions must be None where the task's step_action_dim is 0"
 
 
 def _refuse(problems: Problems) -> None:

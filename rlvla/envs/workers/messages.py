@@ -23,7 +23,7 @@ from rlvla.envs.workers.slab import ArrayRef, Slab
 from rlvla.utils.errors import Problem
 
 # Increment on every incompatible change.
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 # Readable by all supported Python versions: a worker may run in another interpreter.
 _PICKLE_PROTOCOL = 4
 
@@ -62,6 +62,23 @@ class StepChunk:
 
 
 @dataclass(frozen=True)
+class StepExpert:
+    """Execute at most `length` actions of the scripted expert, until the running episode ends.
+
+    Answered by a `ChunkResult` of `length` actions, whose `step_actions` are those of the expert.
+
+    Attributes:
+        length: number of actions.
+        expert: the expert's errors.
+        takeover: seed of the expert's errors where it takes over; None where it has control already.
+    """
+
+    length: int
+    expert: ExpertConfig = field(default_factory=ExpertConfig)
+    takeover: int | None = None
+
+
+@dataclass(frozen=True)
 class RunExpert:
     """Play a complete episode with the scripted expert. Answered by an `ExpertEpisode`.
 
@@ -90,7 +107,8 @@ class PrivilegedState:
     """Get the simulator state of the running episode. Answered by a dict name -> array."""
 
 
-Command = Make | Reset | StepChunk | RunExpert | PlayActions | PrivilegedState
+WithinEpisode = StepChunk | StepExpert | PrivilegedState
+Command = Make | Reset | RunExpert | PlayActions | WithinEpisode
 SlotCommand = tuple[int, Command]
 Answer = TaskSpec | Observation | ChunkResult | ExpertEpisode | dict[str, np.ndarray]
 
@@ -108,7 +126,7 @@ class Failure:
     """An exception in a worker.
 
     Attributes:
-        phase: phase in which it was raised: import, make, reset, step_chunk, run_expert, play_actions or
+        phase: phase in which it was raised: import, make, reset, step_chunk, step_expert, run_expert, play_actions or
             privileged_state.
         error_type: class name of the exception.
         message: text of the exception.

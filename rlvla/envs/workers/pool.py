@@ -26,6 +26,8 @@ from rlvla.envs.workers.messages import (
     RunExpert,
     SlotCommand,
     StepChunk,
+    StepExpert,
+    WithinEpisode,
 )
 from rlvla.envs.workers.processes import ProcessBackend
 from rlvla.utils.errors import ConfigError, RunEnded
@@ -105,6 +107,7 @@ PHASES: dict[type, str] = {
     Make: "make",
     Reset: "reset",
     StepChunk: "step_chunk",
+    StepExpert: "step_expert",
     RunExpert: "run_expert",
     PlayActions: "play_actions",
     PrivilegedState: "privileged_state",
@@ -143,7 +146,7 @@ class _Slot:
     def note(self, command: Command) -> None:
         """Record the command, its environment and its episode."""
         self.command = command
-        if not isinstance(command, StepChunk | PrivilegedState):
+        if not isinstance(command, WithinEpisode):
             self.spec = command.env
             self.init_state_id = getattr(command, "init_state_id", None)
             self.seed = getattr(command, "seed", None)
@@ -237,7 +240,7 @@ class WorkerHandle:
             self.slots[closed].built, self.slots[closed].lost = None, True
         if answer.problems:
             return ConfigError(answer.problems)
-        collateral = lost and isinstance(entry.command, StepChunk | PrivilegedState)
+        collateral = lost and isinstance(entry.command, WithinEpisode)
         return self.error(slot, f"{answer.error_type}: {answer.message}", answer, collateral)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlvla.envs.workers.answer_checks import BadAnswerError
-from rlvla.envs.workers.messages import Command, EnvSpec, Hello, PrivilegedState, SlotCommand, StepChunk
+from rlvla.envs.workers.messages import Command, EnvSpec, Hello, SlotCommand, WithinEpisode
 from rlvla.envs.workers.pool import EnvPool, EnvWorkerError, Result, WorkerState
 from rlvla.utils.errors import ConfigError
 
@@ -48,9 +48,8 @@ class WatchdogLimits:
 
     def of(self, phase: str) -> float:
         """The limit of a phase as `EnvPool.phase` names it."""
-        return {"start": self.start, "make": self.create, "reset": self.reset, "step_chunk": self.step}.get(
-            phase, self.expert
-        )
+        limits = {"start": self.start, "make": self.create, "reset": self.reset}
+        return (limits | dict.fromkeys(("step_chunk", "step_expert"), self.step)).get(phase, self.expert)
 
 
 class WatchedPool:
@@ -162,7 +161,7 @@ class WatchedPool:
         for slot, command in commands:
             self._working.add(slot)
             lost = self._lost.pop(slot, None)
-            begins = not isinstance(command, StepChunk | PrivilegedState)
+            begins = not isinstance(command, WithinEpisode)
             if self._pool.state(slot) is WorkerState.IDLE and (lost is None or begins):
                 possible.append((slot, command))
             else:

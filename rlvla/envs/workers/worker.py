@@ -16,8 +16,8 @@ import numpy as np
 
 from rlvla.envs.base import BatchedEnv, ChunkResult, Env, Observation
 from rlvla.envs.batched_slots import SlotEnv
-from rlvla.envs.experts import make_expert
-from rlvla.envs.experts.episode import play_actions, play_expert_episode
+from rlvla.envs.experts import Expert, make_expert
+from rlvla.envs.experts.episode import play_actions, play_expert_episode, step_expert
 from rlvla.envs.registry import get_suite, load_custom_module, make_batched_env, make_env, trust_suite
 from rlvla.envs.workers.backend import UNLIMITED
 from rlvla.envs.workers.codec import encode_answer, encode_hello, join_answers, readable
@@ -35,6 +35,7 @@ from rlvla.envs.workers.messages import (
     SlotAnswer,
     SlotCommand,
     StepChunk,
+    StepExpert,
     load_commands,
     unpack,
 )
@@ -90,6 +91,7 @@ class Worker:
         self._to_import = list(custom_modules)
         self._max_kept = max_kept
         self._slots: list[_Built | None] = [None] * num_slots
+        self._experts: dict[int, Expert] = {}  # slot -> the expert that acts in its running episode
         self._kept: list[list[_Built]] = [[] for _ in range(num_slots)]  # most recent last
 
     @property
@@ -194,6 +196,13 @@ class Worker:
         if isinstance(command, StepChunk):
             self.phase = "step_chunk"
             return self._present(slot).step_chunk(command.actions, record_frames=command.record_frames)
+        if isinstance(command, StepExpert):
+            self.phase = "step_expert"
+            env = self._present(slot)
+            if command.takeover is not None:
+                self._experts[slot] = make_expert(env.task.suite, env.task.task_id, command.expert)
+                self._experts[slot].reset(np.random.default_rng(command.takeover))
+            return step_expert(env, self._experts[slot], command.length)
         if isinstance(command, RunExpert):
             env = self._ensure(slot, command.env).of(slot)
             self.phase = "run_expert"

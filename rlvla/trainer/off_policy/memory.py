@@ -90,7 +90,8 @@ class Memory:
         cls, actor: SACPolicy, demos: Demonstrations, indices: Sequence[int], scale: float, folder: Path
     ) -> Memory:
         """A memory with these demonstrations only, see `append_demonstrations`."""
-        length, steps = actor.stored_sizes.action_chunk_len, [len(demos.actions[index]) for index in indices]
+        length = actor.stored_sizes.action_chunk_len
+        steps = [end - first for index in indices for first, end in demos.demonstrated(index)]
         capacity = 2 + sum(2 * min(length, count) + count for count in steps)
         memory = cls(actor, ReplayConfig(replay_capacity=capacity), folder)
         memory.append_demonstrations(demos, indices, scale)
@@ -192,36 +193,43 @@ class Memory:
         """Add the demonstrations with these indices; their only reward is `scale` for success, at the end.
 
         A decision is a chunk of their actions. Windows of a chunk begin at each step of its first chunk, so that every
-        step is the beginning of a decision.
+        step is the beginning of a decision. Of episodes with interventions, each part of the person or the expert is
+        added, truncated where the policy acts again.
         """
         length, width = self._actor.stored_sizes.action_chunk_len, demos.actions[0].shape[1]
         episodes = []
         for index in indices:
             actions = demos.actions[index]
-            for offset in range(min(length, len(actions))):
-                starts = np.arange(offset, len(actions), length)
-                stops = np.minimum(starts + length, len(actions))
+            windows = [
+                (begin, end)
+                for first, end in demos.demonstrated(index)
+                for begin in range(first, min(first + length, end))
+            ]
+            for begin, end in windows:
+                starts = np.arange(begin, end, length)
+                stops = np.minimum(starts + length, end)
                 chunks = np.zeros((len(starts), length, width), np.float32)
                 for row, (start, stop) in enumerate(zip(starts, stops)):
                     chunks[row, : stop - start] = actions[start:stop]
                 rewards = np.zeros((len(starts), length), np.float32)
-                success = bool(demos.success[index])
+                success = bool(demos.success[index]) and end == len(actions)
                 rewards[-1, stops[-1] - starts[-1] - 1] = scale * success
                 columns: dict[str, Any] = dict(self._actor.encode_actions(np.clip(chunks, -1.0, 1.0)))
                 for name in self._observation_columns:
-                    columns[name] = self._demonstrated(demos, name, index, starts)
+                    columns[name] = self._demonstrated(demos, name, index, starts, end)
                 state = demos.init_states[index][1] if demos.init_states else -1
                 episodes.append(Episode(columns, rewards, stops - starts, success, not success, state))
         self.buffer.append(episodes)
 
-    def _demonstrated(self, demos: Demonstrations, name: str, index: int, starts: np.ndarray) -> np.ndarray:
-        """Observations of one demonstration at its decisions and after its end; those after a success are not read."""
+    def _demonstrated(self, demos: Demonstrations, name: str, index: int, starts: np.ndarray, end: int) -> np.ndarray:
+        """Observations of one demonstration at its decisions and at step `end`; those after a success are not read."""
         if name == "sentence":
             return self.sentence_ids([demos.instructions[index]] * (len(starts) + 1))
         lists = {"proprio": (demos.proprio, demos.last_proprio), "images": (demos.images, demos.last_images)}
         during, after = lists[name]
         assert during is not None
         last = during[index][-1] if after is None else after[index]
+        last = during[index][end] if end < len(during[index]) else last
         return np.concatenate([during[index][starts], last[None]])
 
     def save(self) -> dict[str, Any]:

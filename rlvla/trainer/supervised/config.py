@@ -230,6 +230,13 @@ class SFTConfig(OptimizerConfig):
         aliases=("warmup_ratio", "lr_warmup_steps_ratio"),
     )
     adam_betas: tuple[float, ...] = arg((0.9, 0.95), "AdamW betas", minimum=0, below=1, nargs=2, metavar="BETA")
+    autonomous_weight: float = arg(
+        0.0,
+        "demonstrations with interventions: weight of the policy's steps relative to those of the person or the expert "
+        "(0: HG-DAgger)",
+        minimum=0,
+        maximum=1,
+    )
     label_smoothing: float = arg(
         0.0, "fraction of each label spread uniformly over all action tokens", minimum=0, maximum=0.9
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rlvla.algorithms.losses import aggregate_loss
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.rows import DemonstrationRows
@@ -41,7 +43,8 @@ class DemonstrationLoss:
         micro_rows: int,
     ):
         self._rows, self._strategy, self._coef = DemonstrationRows(demos, actor), strategy, coef
-        self._size, self._micro_rows = min(rows, len(self._rows)), micro_rows
+        self._demonstrated = np.flatnonzero(~self._rows.by_policy)
+        self._size, self._micro_rows = min(rows, len(self._demonstrated)), micro_rows
 
     def accumulate(self, engine: Engine, step: tuple[int, ...], metrics: Metrics) -> None:
         """Accumulate the gradient of the loss; called on all ranks before the policy's step.
@@ -53,7 +56,7 @@ class DemonstrationLoss:
         """
         strategy = self._strategy
         rng = derive_rng(strategy.seed, "ptx", *step)
-        drawn = rng.permutation(len(self._rows))[: self._size]
+        drawn = rng.permutation(self._demonstrated)[: self._size]
         batch = self._rows.take(drawn[strategy.rank :: strategy.world_size])
         batch = self._rows.with_noise(batch, rng, len(drawn), strategy.rank, strategy.world_size)
         tokens = max(1.0, strategy.all_reduce({"n": float(batch.action_mask.sum())}, "sum")["n"])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rlvla.algorithms.losses import aggregate_loss
 from rlvla.checkpoints.policy_folder import PolicyRecord, export_policy
 from rlvla.data.demonstrations import Demonstrations
-from rlvla.data.rows import DemonstrationRows
+from rlvla.data.rows import DemonstrationRows, rows_per_epoch
 from rlvla.experience import Experience
 from rlvla.trainer.guards import BadSteps
 from rlvla.trainer.measurements import Stopwatch, Throughput
@@ -85,9 +85,9 @@ class SFTTrainer:
         self._fallback_path, self.exported = fallback_path, save_path / "policy"
         self._rows, validation = DemonstrationRows(demos, actor), validation or ValidationConfig()
         train, heldout = map(self._rows.of_episodes, split_for_validation(demos, validation, strategy.seed))
-        self._train_rows = train if len(heldout) else None
-        self._total = config.optimizer_steps(len(train))
-        self._per_epoch = config.steps_per_epoch(len(train))
+        self._train_rows, count = train, rows_per_epoch(self._rows.by_policy[train], config.autonomous_weight)
+        self._total, self._per_epoch = config.optimizer_steps(count), config.steps_per_epoch(count)
+        train, heldout = (side[~self._rows.by_policy[side]] for side in (train, heldout))  # that are measured
         self._history, self._demos = History(validation.early_stopping), demos
         self._patience, self._learned = validation.early_stopping, 0.0
         self._kept: tuple[Measurement, Path] | None = None  # the best policy so far and its folder
@@ -254,7 +254,8 @@ class SFTTrainer:
     def _batches(self) -> Iterator[Experience]:
         config, strategy = self._config, self._strategy
         sizes = config.train_batch_size, config.max_epochs
-        return self._rows.batches(*sizes, strategy.seed, strategy.rank, strategy.world_size, self._train_rows)
+        shares = strategy.rank, strategy.world_size
+        return self._rows.batches(*sizes, strategy.seed, *shares, self._train_rows, config.autonomous_weight)
 
     def _train_step(self, step: int, batch: Experience, means: Metrics) -> float:
         """One optimizer step; returns the gradient norm."""

@@ -133,6 +133,28 @@ def test_every_step_of_a_demonstration_begins_one_decision(tmp_path: Path) -> No
         assert paid.sum() == (2.0 if ends and which == 0 else 0.0) and paid[: found["steps"][index] - 1].sum() == 0
 
 
+def test_interventions_become_decisions_that_end_where_the_policy_acts_again(tmp_path: Path) -> None:
+    """Chunks of two actions; what follows the first part is bootstrapped from the observation at its end."""
+    flags = np.array([letter == "E" for letter in "..EEE.EE"])
+    proprio = np.arange(8, dtype="f4")[:, None]
+    actions, images = [np.full((8, 1), 0.5, "f4")], [np.zeros((8, 1, 16, 16, 3), np.uint8)]
+    demos = Demonstrations({}, {}, images, [proprio], actions, ["a"], [True], [], interventions=[flags])
+    actor = SoftActorPolicy(SoftActorConfig(action_dim=1, action_chunk_len=2, proprio_dim=1, hidden_sizes=(8,)))
+    memory = Memory.of_demonstrations(actor, demos, [0], 2.0, tmp_path / "buffer")
+    rows = np.flatnonzero(memory.buffer.drawable)
+    names = ["proprio", "steps", "terminated", "truncated", "rewards"]
+    at = memory.buffer.gather(rows, names)
+    later = memory.buffer.gather(memory.buffer.n_step(rows, 1, 0.9).next_rows, ["proprio"])["proprio"][:, 0]
+    ends = zip(at["proprio"][:, 0], at["steps"], later, at["terminated"], at["truncated"], at["rewards"].sum(1))
+    assert sorted((*map(int, end),) for end in ends) == [
+        (2, 2, 4, 0, 0, 0),
+        (3, 2, 5, 0, 1, 0),
+        (4, 1, 5, 0, 1, 0),
+        (6, 2, 7, 1, 0, 2),
+        (7, 1, 7, 1, 0, 2),
+    ]
+
+
 def test_the_batch_of_a_rank_without_rows_counts_nothing(tmp_path: Path) -> None:
     config = SoftActorConfig(action_dim=1, action_chunk_len=1, proprio_dim=1, hidden_sizes=(8,))
     actor = SoftActorPolicy(config)
