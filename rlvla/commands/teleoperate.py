@@ -1,4 +1,4 @@
-"""Demonstrations of a person in a browser, for `cli/teleoperate.py`."""
+"""Demonstrations of a person in a browser, for `cli/teleoperate.py` and `cli/collect_demos.py --intervene page`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from rlvla.envs.base import TaskSpec
 from rlvla.envs.config import EnvConfig, SplitConfig, heldout_problems
 from rlvla.envs.workers.config import WorkerConfig
 from rlvla.teleoperation.config import TeleoperationConfig
-from rlvla.teleoperation.controls import Binding, Controls, read_bindings
-from rlvla.teleoperation.session import Session
+from rlvla.teleoperation.controls import RESERVED, Binding, Controls, read_bindings
+from rlvla.teleoperation.pilot import Pilot
+from rlvla.teleoperation.session import KeptEpisodes, Session
 from rlvla.utils.cli.flags import range_problems
-from rlvla.utils.errors import ConfigError, Problem, require
+from rlvla.utils.errors import ConfigError, Problem, as_problems, require
 from rlvla.utils.files import output_folder_problem
 from rlvla.utils.terminal import log, quiet_libraries, show
 
@@ -40,20 +41,37 @@ def run_teleoperation(
         MissingExtraError: websockets is not installed.
     """
     require("websockets.asyncio.server", extra="serve")
+    tasks, bindings = check_teleoperation(env, config, split, workers)
+    return serve_page(env, tasks, bindings, config, split, workers, custom_modules)
+
+
+def serve_page(
+    env: EnvConfig,
+    tasks: Sequence[TaskSpec],
+    bindings: Sequence[Binding],
+    config: TeleoperationConfig,
+    split: SplitConfig,
+    workers: WorkerConfig,
+    custom_modules: Sequence[str] = (),
+    *,
+    pilot: Pilot | None = None,
+    keep_failures: bool = True,
+) -> Path | None:
+    """Serve the page of a checked configuration; see `run_teleoperation`, and `Session` for the last arguments."""
     from rlvla.teleoperation.server import HOST, TeleoperationServer
 
-    tasks, bindings = check_teleoperation(env, config, split, workers)
+    bound = {binding.dim for binding in bindings}
+    if idle := [dim for dim in range(tasks[0].action_dim) if dim not in bound]:
+        log.warning(f"no key moves the action dimensions {', '.join(map(str, idle))}, which stay at 0 (--keys)")
     quiet_libraries()
-    path = Path(config.output) / "demos.hdf5"
+    path, player = Path(config.output) / "demos.hdf5", "teleoperation" if pilot is None else "policy"
     with (
         closing(sockets.listen(HOST, config.port, f"--port {config.port}")) as listener,
         start_workers(1, env, tasks, custom_modules, workers) as pool,
     ):
         writer = demonstration_writer(path, env, tasks)
-        planned = {
-            task.task_id: planned_episodes(task, split, config.seed, "teleoperation", _MOST_EPISODES) for task in tasks
-        }
-        session = Session(pool, env.env_kwargs(), tasks, planned, writer)
+        planned = {task.task_id: planned_episodes(task, split, config.seed, player, _MOST_EPISODES) for task in tasks}
+        session = Session(pool, env.env_kwargs(), tasks, planned, writer, pilot, keep_failures=keep_failures)
         controls = Controls(bindings, tasks[0], config.speed, config.gripper_start)
         server = TeleoperationServer(
             session,
@@ -70,6 +88,8 @@ def run_teleoperation(
             if kept:
                 writer.close()
                 show(f"saved {path}: {kept} of {session.played} episodes")
+                if pilot is not None:
+                    show(_summary(session.totals))
             else:
                 writer.abort()
                 show("no episode was kept, and nothing was written")
@@ -89,16 +109,35 @@ def check_teleoperation(
     try:
         tasks = env.tasks()
         problems += split.problems(tasks, 1) + heldout_problems(split.heldout_tasks, env, tasks)
-        problems += _action_problems(tasks)
-        bindings = read_bindings(config.keys, tasks[0])
+        bindings = checked_bindings(config, tasks)
     except ConfigError as error:
         problems += error.problems
     if problems:
         raise ConfigError(dict.fromkeys(problems))
-    bound = {binding.dim for binding in bindings}
-    if idle := [dim for dim in range(tasks[0].action_dim) if dim not in bound]:
-        log.warning(f"no key moves the action dimensions {', '.join(map(str, idle))}, which stay at 0 (--keys)")
     return tasks, bindings
+
+
+def checked_bindings(
+    config: TeleoperationConfig, tasks: Sequence[TaskSpec], reserved: Sequence[str] = RESERVED
+) -> list[Binding]:
+    """The controls of these tasks.
+
+    Raises:
+        ConfigError: with all problems of `keys`, and of tasks whose actions keys cannot command.
+    """
+    problems, bindings = _action_problems(tasks), []
+    try:
+        bindings = read_bindings(config.keys, tasks[0], reserved)
+    except ConfigError as error:
+        problems += as_problems(error.problems)
+    if problems:
+        raise ConfigError(problems)
+    return bindings
+
+
+def _summary(totals: KeptEpisodes) -> str:
+    share = totals.interventions / totals.steps
+    return f"{share:.0%} of the steps of the kept episodes are yours; {totals.unaided} succeeded without you"
 
 
 def _action_problems(tasks: Sequence[TaskSpec]) -> list[Problem]:

@@ -185,6 +185,38 @@ class RolloutPolicy(Protocol):
         ...
 
 
+def decide(
+    policy: RolloutPolicy,
+    images: Sequence[np.ndarray],
+    proprio: Sequence[np.ndarray | None],
+    instructions: Sequence[str],
+    *,
+    noise: Sequence[np.ndarray],
+    temperature: float | None,
+) -> Decision:
+    """Prepare observations, one per row, and choose actions.
+
+    Args:
+        policy: the policy.
+        images: per row [N, H, W, 3] uint8 from the environment, all of one shape.
+        proprio: per row [P] float32, or None.
+        instructions: one sentence per row.
+        noise: per row the random numbers of `PolicySpec.draw`.
+        temperature: sampling temperature; None: greedy.
+    """
+    greedy_noise, greedy = policy.spec.greedy_noise, temperature is None
+    prepared = [policy.prepare(*row) for row in zip(images, proprio)]
+    states = [state for _, state in prepared if state is not None]
+    return policy.act(
+        np.stack([pictures for pictures, _ in prepared]),
+        np.stack(states) if states else None,
+        instructions,
+        noise=np.stack(noise) if greedy_noise or not greedy else None,
+        temperature=temperature or 1.0,
+        **({"greedy": greedy} if greedy_noise else {}),
+    )
+
+
 class Policy(RolloutPolicy, Protocol):
     """A policy that can be trained; it must also be an `nn.Module`.
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlvla.models.policy import RolloutPolicy
+from rlvla.models.policy import RolloutPolicy, decide
 from rlvla.serving.messages import MessageError
 from rlvla.serving.observations import Observation
 
@@ -103,18 +103,15 @@ class DecisionBatcher:
 
     def _act(self, batch: list[_Waiting]) -> np.ndarray:
         """Actions [B, A, D]; on the policy's thread."""
-        start, spec = time.perf_counter(), self._policy.spec
+        start = time.perf_counter()
         observations = [request.observation for request in batch]
-        prepared = [self._policy.prepare(o.images, o.proprio) for o in observations]
-        states = [state for _, state in prepared if state is not None]
-        greedy = self._temperature is None
-        decision = self._policy.act(
-            np.stack([images for images, _ in prepared]),
-            np.stack(states) if states else None,
+        decision = decide(
+            self._policy,
+            [o.images for o in observations],
+            [o.proprio for o in observations],
             [o.instruction for o in observations],
-            noise=np.stack([request.noise for request in batch]) if not greedy or spec.greedy_noise else None,
-            temperature=self._temperature or 1.0,
-            **({"greedy": greedy} if spec.greedy_noise else {}),
+            noise=[request.noise for request in batch],
+            temperature=self._temperature,
         )
         self.counts.batches += 1
         self.counts.decisions += len(batch)

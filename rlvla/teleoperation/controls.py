@@ -15,8 +15,9 @@ from rlvla.envs.base import TaskSpec
 from rlvla.utils.errors import ConfigError, Problem
 
 ADVANCE = "."  # steps with a zero action while it is held
-# Keys with another meaning on the page: keep, discard, restart, slower, faster.
+# Keys with another meaning on the page: keep, discard, restart, slower, faster; play and pause, beside a policy.
 RESERVED = ("enter", "backspace", "escape", "-", "=", ADVANCE)
+RESERVED_BESIDE_POLICY = (*RESERVED, "p")
 # Negative and positive control of the continuous dimensions, in their order.
 _KEYS = ["a/d", "s/w", "f/r", "j/l", "k/i", "o/u", "1/2", "3/4", "5/6", "7/8", "9/0", "z/x", "c/v", "b/n"]
 _PAD = ["axis0-/axis0+", "axis1+/axis1-", "axis3+/axis3-", "button14/button15", "button13/button12", "axis2-/axis2+"]
@@ -60,7 +61,7 @@ def default_bindings(task: TaskSpec) -> list[Binding]:
     return sorted(bindings, key=lambda binding: binding.dim)
 
 
-def read_bindings(entries: Sequence[str], task: TaskSpec) -> list[Binding]:
+def read_bindings(entries: Sequence[str], task: TaskSpec, reserved: Sequence[str] = RESERVED) -> list[Binding]:
     """The bindings of `--keys`, or the default ones without any.
 
     Raises:
@@ -69,7 +70,7 @@ def read_bindings(entries: Sequence[str], task: TaskSpec) -> list[Binding]:
     if not entries:
         return default_bindings(task)
     bindings: list[Binding] = []
-    problems, taken = [], dict.fromkeys(RESERVED, "a function of the page")
+    problems, taken = [], dict.fromkeys(reserved, "a function of the page")
     for entry in entries:
         name, _, keys = entry.lower().partition(":")
         controls = keys.split("/")
@@ -133,6 +134,10 @@ class Controls:
             if binding.toggles and pressed & set(binding.positive):
                 self._signs[binding.dim] *= -1
         self._held = held
+
+    def follow(self, action: np.ndarray) -> None:
+        """Toggled dimensions take the sign of a policy's action [D], so that a takeover does not move them."""
+        self._signs |= {dim: int(np.sign(action[dim])) for dim in self._signs if action[dim]}
 
     @property
     def active(self) -> bool:

@@ -2,11 +2,14 @@
 
 `GET /?token=TOKEN` is answered once, with the page. The page opens one WebSocket, on which it sends JSON messages:
 
-- `{"type": "controls", "held": {NAME: VALUE}}` at every change, and every 0.2 s while a control is held;
-- `{"type": "speed", "value": 0.5}`; `keep`, `discard`, `restart` (the same initial state), `finish`.
+- `{"type": "controls", "held": {NAME: VALUE}}` at every change, and every 0.2 s while a control is held or a policy
+  plays;
+- `{"type": "speed", "value": 0.5}`; `keep`, `discard`, `restart` (the same initial state), `finish`;
+- `play` and `pause`: a policy acts while no control is held, or does not.
 
 It receives `hello` (cameras, controls) and `state` as JSON, and each picture as the camera's index (one byte) and a
-JPEG file. A page that is closed, lost or silent releases all controls; a closed one is replaced by a new address.
+JPEG file. A page that is closed, lost or silent releases all controls and pauses the policy; a closed one is replaced
+by a new address.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import numpy as np
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
@@ -47,6 +51,7 @@ _QUALITY = 85  # of the JPEG pictures
 _CLOSED = "the page was closed: the robot has stopped"
 _SILENT = "no sign of the page: the robot has stopped"
 _ORDERS = ("keep", "discard", "restart", "finish")
+_POLICY, _PERSON = "policy", "you"  # who acts, on the page
 _OPENED = (
     "This address has been opened before",
     "It works once, so that nobody else commands the robot. Go on in the page that is open; when that is closed, "
@@ -95,6 +100,9 @@ class TeleoperationServer:
         self._changed = asyncio.Event()
         self._heard = 0.0  # time of the last message
         self._moved = False  # a control was used in this episode
+        self._playing = False  # the policy acts while no control is held
+        self._actor = ""  # of the latest step
+        self._commanded: np.ndarray | None = None  # by the policy, at the latest step
         self._message = ""
         self._ended = False
 
@@ -192,9 +200,7 @@ class TeleoperationServer:
             await connection.close(_POLICY_VIOLATION, str(error))
         finally:
             self._connection = None
-            self._controls.release()
-            if self._clock:
-                self._orders.append("stop")
+            self._stop(with_zero_action=self._clock or self._playing)
             self._changed.set()
             if not self._ended:
                 log.warning(_CLOSED)
@@ -206,6 +212,7 @@ class TeleoperationServer:
             "cameras": self._cameras,
             "bindings": [asdict(binding) for binding in self._controls.bindings],
             "clock": self._clock,
+            "policy": self._session.pilot is not None,
         }
 
     def _receive(self, message: str | bytes) -> None:
@@ -223,6 +230,8 @@ class TeleoperationServer:
                 if not 0 < speed <= 1:
                     raise ValueError("the speed lies in (0, 1]")
                 self._controls.speed = speed
+            elif kind in ("play", "pause") and self._session.pilot is not None:
+                self._playing, self._commanded, self._message = kind == "play", None, ""
             elif kind in _ORDERS:
                 self._orders.append(kind)
             else:
@@ -238,6 +247,7 @@ class TeleoperationServer:
 
     async def _send_state(self, message: str) -> None:
         session, self._message = self._session, message
+        action = self._controls.action() if self._commanded is None else self._commanded
         state = {
             "type": "state",
             "phase": session.phase.value,
@@ -249,9 +259,12 @@ class TeleoperationServer:
             "message": message or session.message,
             "kept": sum(session.kept.values()),
             "wanted": self._wanted,
-            "action": [round(float(value), 4) for value in self._controls.action()],
+            "action": [round(float(value), 4) for value in action],
             "limit": session.task.action_limit,
             "speed": self._controls.speed,
+            "playing": self._playing,
+            "actor": self._actor,
+            "interventions": session.interventions,
         }
         if self._connection is not None:
             with suppress(ConnectionClosed):
@@ -283,10 +296,9 @@ class TeleoperationServer:
                     return
                 await self._obey(order)
             elif self._moves():
-                action = self._controls.take()
-                await self._execute(partial(self._session.step, action))
+                await self._step()
                 await asyncio.sleep(max(0.0, begin + 1 / self._session.task.control_freq - time.monotonic()))
-            else:
+            elif not self._orders:  # `_moves` may order a stop
                 self._changed.clear()
                 await self._send_state(self._message)
                 # Not `wait_for`, which in Python 3.11 ignores a cancellation that comes with the event.
@@ -297,32 +309,53 @@ class TeleoperationServer:
     def _moves(self) -> bool:
         """Whether to execute a step now; releases the controls of a page that is silent, and between episodes."""
         if self._connection is None or self._session.phase is not Phase.PLAYING:
-            self._controls.release()
+            self._stop()
             return False
-        if self._controls.active and time.monotonic() - self._heard > _SILENCE_SECONDS:
-            self._controls.release()
+        if (self._controls.active or self._playing) and time.monotonic() - self._heard > _SILENCE_SECONDS:
+            self._stop(with_zero_action=self._playing)
             self._message = _SILENT
-        return self._controls.active or (self._clock and self._moved)
+        return self._controls.active or self._playing or (self._clock and self._moved)
+
+    def _stop(self, *, with_zero_action: bool = False) -> None:
+        """Release the controls and pause the policy; a robot may still move as it was commanded last."""
+        self._controls.release()
+        self._playing, self._commanded = False, None
+        if with_zero_action:
+            self._orders.append("stop")
+
+    async def _step(self) -> None:
+        """Execute an action: of the person while a control is held, else of the policy if it plays."""
+        session, pilot = self._session, self._session.pilot
+        if pilot is not None and self._playing and not self._controls.active:
+            await asyncio.to_thread(session.decide)
+            if not self._moves():  # paused or closed meanwhile
+                return
+        if pilot is not None and self._playing and not self._controls.active:
+            self._actor, self._commanded = _POLICY, pilot.take()
+            self._controls.follow(self._commanded)
+            await self._execute(partial(session.step, self._commanded))
+        else:
+            self._actor, self._commanded = _PERSON, None
+            await self._execute(partial(session.step, self._controls.take(), intervention=True))
 
     async def _obey(self, order: str) -> None:
         session = self._session
-        if order == "stop":  # with a clock a robot may still move as it was commanded last
+        if order == "stop":
+            if session.pilot is not None:
+                session.pilot.release()
             if session.phase is Phase.PLAYING and session.steps:
-                await self._execute(partial(session.step, self._controls.take()))
+                await self._execute(partial(session.step, self._controls.take()), self._message)
             return
-        if order == "keep":
-            before = session.played
-            self._controls.begin()
-            await self._execute(session.keep)
-            if session.played == before:
-                await self._send_state("nothing to keep: the episode has no steps, or the simulator failed")
-                return
-        else:
-            self._controls.begin()
-            await self._execute(session.begin if order == "discard" else session.restart)
+        if order == "keep" and (problem := session.keep_problem):
+            await self._send_state(problem)
+            return
+        self._stop()
+        self._controls.begin()
+        self._actor = ""
+        await self._execute({"keep": session.keep, "discard": session.begin, "restart": session.restart}[order])
         self._moved = self._controls.active
 
-    async def _execute(self, work: Callable[[], Any]) -> None:
+    async def _execute(self, work: Callable[[], Any], message: str = "") -> None:
         """Call a method of the session in a thread, and send what there is to see then."""
 
         def work_and_encode() -> list[bytes]:
@@ -330,7 +363,7 @@ class TeleoperationServer:
             return [] if self._session.observation is None else self._encode()
 
         await self._send_pictures(await asyncio.to_thread(work_and_encode))
-        await self._send_state("")
+        await self._send_state(message)
 
 
 def _is_equal(given: list[str] | None, expected: str) -> bool:

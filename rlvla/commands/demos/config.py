@@ -14,6 +14,10 @@ from rlvla.utils.errors import Problem
 
 INTERVENERS = ("expert", "page")
 _BY_EXPERT = Condition(lambda flags: flags["intervene"] == "expert", "it belongs to --intervene expert")
+_NOT_ON_PAGE = Condition(
+    lambda flags: flags["intervene"] != "page",
+    "with --intervene page a person chooses and ends the episodes, which are played one by one",
+)
 _COUNTS = TaskValues("task_demos", int, (1, math.inf), "TASK:NUMBER, e.g. push:20")
 
 
@@ -67,13 +71,22 @@ class CollectConfig:
         (),
         "episodes to keep of some of the tasks, instead of num_demos, e.g. push:20 pick-place:20",
         metavar="TASK:NUMBER",
+        read_if=_NOT_ON_PAGE,
     )
     keep: str = arg("success", "keep successful episodes only, or all", choices=("success", "all"), essential=True)
-    max_attempts: int = arg(20, "give up after this many times the wanted number of episodes of a task", minimum=1)
-    max_minutes: float | None = arg(
-        None, "time limit, shared by the tasks; fewer episodes are recorded when it is reached (default: none)", above=0
+    max_attempts: int = arg(
+        20,
+        "give up after this many times the wanted number of episodes of a task",
+        minimum=1,
+        read_if=_NOT_ON_PAGE,
     )
-    num_envs: int = arg(2, "worker processes", minimum=1, maximum=10_000, essential=True)
+    max_minutes: float | None = arg(
+        None,
+        "time limit, shared by the tasks; fewer episodes are recorded when it is reached (default: none)",
+        above=0,
+        read_if=_NOT_ON_PAGE,
+    )
+    num_envs: int = arg(2, "worker processes", minimum=1, maximum=10_000, essential=True, read_if=_NOT_ON_PAGE)
     seed: int = arg(
         0,
         "seed of the choice of states, and of the expert's noise or the samples of --policy",

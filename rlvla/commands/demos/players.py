@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,6 +22,7 @@ from rlvla.commands.demos.config import CollectConfig
 from rlvla.commands.demos.record import Attempt, Player, complete_episodes, planned_episodes, replay_actions
 from rlvla.commands.run_policies import policy_folder
 from rlvla.commands.setup import CheckedRun, check_run
+from rlvla.commands.teleoperate import checked_bindings, serve_page
 from rlvla.data.robomimic import INTERVENTIONS
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.config import EnvConfig, SplitConfig, heldout_problems
@@ -36,8 +38,11 @@ from rlvla.models.config import PolicyConfig
 from rlvla.models.policy import Policy
 from rlvla.rollout import EpisodeRequest, RolloutConfig, RolloutEngine
 from rlvla.rollout.interventions import InterventionRule
-from rlvla.utils.cli.flags import no_effect, no_effect_problems, range_problems
-from rlvla.utils.errors import ConfigError, Problem
+from rlvla.teleoperation.config import TeleoperationConfig
+from rlvla.teleoperation.controls import RESERVED_BESIDE_POLICY, Binding
+from rlvla.teleoperation.pilot import Pilot
+from rlvla.utils.cli.flags import as_typed, no_effect, no_effect_problems, range_problems
+from rlvla.utils.errors import ConfigError, Problem, collected, require
 from rlvla.utils.files import output_folder_problem
 from rlvla.utils.seeding import derive_rng
 from rlvla.utils.terminal import passing_note
@@ -52,13 +57,24 @@ def checked_player(
     workers: WorkerConfig,
     policy: PolicyConfig,
     expert: Callable[[], ExpertConfig],
+    page: TeleoperationConfig | None = None,
 ) -> Player:
     """The player of a checked configuration.
+
+    Args:
+        env: flags of the environment.
+        config: what is recorded, and by whom.
+        split: initial states.
+        workers: the worker processes.
+        policy: further settings of the policy.
+        expert: makes the expert's errors, or raises ConfigError.
+        page: flags of the page; None: their defaults.
 
     Raises:
         ConfigError: all problems.
     """
-    problems = [p for part in (env, config, split, workers, policy) for p in range_problems(part)]
+    page = page or TeleoperationConfig()
+    problems = [p for part in (env, config, split, workers, policy, page) for p in range_problems(part)]
     problems += workers.problems(env.env_python)
     if folder := output_folder_problem(config.output):
         problems.append(Problem("output", "folder_in_use", f"--output: {folder}"))
@@ -83,12 +99,16 @@ def checked_player(
     if config.policy is None or corrected:
         problems += no_effect_problems([errors], {}, ())
     problems += [no_effect(name, value, why) for name, value in unread.items()]
+    if config.intervene != "page":
+        problems += [no_effect(name, value, "there is no --intervene page") for name, value in _changed(page).items()]
     try:
         if config.policy is None:
             player = ExpertPlayer(env, config, split, errors)
         else:
             player = policy_player(policy, env, config, split)
-            if config.corrections:
+            if config.intervene == "page":
+                player = PagePlayer(player.env, config, split, player.setting, page)
+            elif config.corrections:
                 player = CorrectionPlayer(player.env, config, split, player.setting, errors)
             elif config.intervene == "expert":
                 player = InterventionPlayer(player.env, config, split, player.setting, errors)
@@ -435,3 +455,68 @@ def recorded_env(asked: EnvConfig, played: EnvConfig) -> EnvConfig:
         render_quality=asked.render_quality or ordinary.render_quality,
         options=options | {name: value for name, value in asked.options.items() if name in privileged},
     )
+
+
+@dataclass
+class PagePlayer(PolicyPlayer):
+    """Plays a trained policy on a page of the browser, where a person takes over and gives back (HG-DAgger).
+
+    The policy plays in the environment of the recording, which shows it what it was trained on.
+
+    Attributes:
+        page: flags of the page.
+    """
+
+    page: TeleoperationConfig
+
+    @property
+    def _bindings(self) -> list[Binding]:
+        return checked_bindings(self.page, self.env.tasks(), RESERVED_BESIDE_POLICY)
+
+    def problems(self) -> list[Problem]:
+        """Controls that are malformed, and a policy that cannot play in the environment of the recording."""
+        require("websockets.asyncio.server", extra="serve")
+        if any(task.primitives for task in self.setting.tasks):
+            text = "--intervene page: --policy plays primitives, and keys command actions of the controller; take one"
+            return [Problem("intervene", "primitives", f"{text} with ordinary actions")]
+        problems = self._observation_problems()
+        collected(problems, lambda: self._bindings)
+        return problems
+
+    def _observation_problems(self) -> list[Problem]:
+        """Observations of the recording that are not those of the policy."""
+        recorded, trained, spec = self.env, self.setting.env, self.setting.spec
+        size, problems = get_suite(trained.suite).default_image_size, []
+        values: dict[str, tuple[Any, Any]] = {}
+        if spec.reads_images:
+            values["cameras"] = recorded.camera_names, trained.camera_names
+            values["image_size"] = recorded.image_size or size, trained.image_size or size
+            values["render_quality"] = recorded.render_quality or "fast", trained.render_quality or "fast"
+        if spec.proprio_dim:
+            values["use_proprio"] = recorded.use_proprio, trained.use_proprio
+        for name, (asked, needed) in values.items():
+            if asked != needed:
+                text = f"{as_typed(name, asked)}: with --intervene page the policy acts on the recorded observations"
+                text += f", and it was trained with {as_typed(name, needed)}; leave it out"
+                problems.append(Problem(name, "of_policy", text))
+        for name in _roles(trained.suite)[1]:
+            if trained.options.get(name) and not recorded.options.get(name):
+                text = f"--policy {self.config.policy} reads privileged state, which is recorded with --{name} only"
+                problems.append(Problem("policy", "needs_flag", f"{text}; give --{name}"))
+        return problems
+
+    def record(self, workers: WorkerConfig, custom_modules: Sequence[str] = ()) -> Path | None:
+        """Serve the page until the person finishes; the HDF5 file, or None without kept episodes."""
+        config, tasks = self.config, self.env.tasks()
+        page = replace(self.page, output=config.output, num_demos=config.num_demos * len(tasks), seed=config.seed)
+        return serve_page(
+            self.env,
+            tasks,
+            self._bindings,
+            page,
+            self.split,
+            workers,
+            custom_modules,
+            pilot=Pilot(self._policy, config.temperature, self.setting.state_input),
+            keep_failures=config.keep == "all",
+        )

@@ -106,6 +106,9 @@ class EpisodeRecorder:
         observation: the observation after the reset.
         init_state_id: the initial state.
         seed: of the reset.
+
+    Attributes:
+        interventions: for each step, whether a person or an expert acted instead of a policy.
     """
 
     def __init__(self, observation: Observation, init_state_id: int, seed: int):
@@ -113,16 +116,23 @@ class EpisodeRecorder:
         self._state = init_state_id, seed
         self._actions: list[np.ndarray] = []
         self._results: list[ChunkResult] = []
+        self.interventions: list[bool] = []
 
     def __len__(self) -> int:
         """Number of steps."""
         return len(self._actions)
 
-    def add(self, action: np.ndarray, result: ChunkResult) -> None:
+    def add(self, action: np.ndarray, result: ChunkResult, *, intervention: bool = False) -> None:
         """Add an executed action [D] and its result, that of a chunk of one action."""
+        self.interventions.append(intervention)
         self._actions.append(action)
         self._results.append(result)
         self._observations.append(result.observation)
+
+    @property
+    def success_at_end(self) -> bool:
+        """Whether the episode ended in success with its latest step."""
+        return self._results[-1].success_at_end
 
     def episode(self) -> ExpertEpisode:
         """The episode so far, of at least one step."""

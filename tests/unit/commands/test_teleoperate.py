@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import signal
-import threading
-import time
-import urllib.request
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("websockets")
-
-from websockets.sync.client import connect
 
 from cli.teleoperate import main
 from rlvla.commands import sockets
 from rlvla.data.reading import read_demonstrations
 from rlvla.teleoperation.server import HOST
 from rlvla.utils import signals
+from tests.support.teleoperation import open_socket, person, send, state_where
 
 
 def mistake(capsys: pytest.CaptureFixture, *argv: str) -> str:
@@ -61,43 +54,19 @@ def test_a_signal_loses_no_kept_episode(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, keeps: bool
 ) -> None:
     monkeypatch.setattr(signals, "_command", signals._Command())
-    errors: list[BaseException] = []
 
-    def play() -> None:
-        try:
-            out = ""
-            while (address := re.search(r"open: (http://\S+)", out)) is None:
-                out += capsys.readouterr().out
-                time.sleep(0.01)
-            origin = address[1].partition("/?")[0]
-            page = urllib.request.urlopen(address[1], timeout=20).read().decode()
-            url = f"ws{origin[4:]}/socket?key={page.partition('/socket?key=')[2].partition('`')[0]}"
-            with connect(url, origin=origin, proxy=None) as socket:
-
-                def read_until(**expected: Any) -> None:
-                    end = time.monotonic() + 20
-                    while time.monotonic() < end:
-                        message = socket.recv(timeout=20)
-                        if isinstance(message, str) and expected.items() <= json.loads(message).items():
-                            return
-                    raise AssertionError(expected)
-
-                read_until(phase="playing")
-                socket.send('{"type": "controls", "held": {"d": 1}}')
-                read_until(step=1)
-                if keeps:
-                    socket.send('{"type": "keep"}')
-                    read_until(kept=1)
-                os.kill(os.getpid(), signal.SIGTERM)
-        except BaseException as error:
-            errors.append(error)
+    def play(address: str) -> None:
+        with open_socket(address) as page:
+            state_where(page, phase="playing")
+            send(page, "controls", held={"d": 1})
+            state_where(page, step=1)
+            if keeps:
+                send(page, "keep")
+                state_where(page, kept=1)
             os.kill(os.getpid(), signal.SIGTERM)
 
-    person = threading.Thread(target=play, daemon=True)
-    person.start()
-    main(["toy_reach", "--port", "0", "--output", str(tmp_path / "demos")])
-    person.join(20)
-    assert not errors, errors
+    with person(capsys, play):
+        main(["toy_reach", "--port", "0", "--output", str(tmp_path / "demos")])
     out = capsys.readouterr().out
     if keeps:
         assert read_demonstrations(tmp_path / "demos" / "demos.hdf5").success == [False]

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -19,31 +13,9 @@ from cli.teleoperate import main
 from rlvla.data.reading import read_demonstrations
 from rlvla.envs.toy_reach.env import STEP_SIZE, initial_scene
 from tests.support.browser import BROWSER, Page, open_page
+from tests.support.teleoperation import person
 
 STATE = 4
-
-
-@contextmanager
-def person(profile: Path, capsys: pytest.CaptureFixture, play) -> Iterator[None]:
-    """Within the block, a thread waits for the address that the command prints, and plays on its page."""
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            out = ""
-            while (address := re.search(r"open: (http://\S+)", out)) is None:
-                out += capsys.readouterr().out
-            with open_page(profile, address[1]) as page:
-                play(page)
-        except BaseException as error:
-            errors.append(error)
-            os.kill(os.getpid(), signal.SIGINT)  # ends the command
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    yield
-    thread.join(60)
-    assert not errors, errors
 
 
 @pytest.mark.skipif(BROWSER is None, reason="needs a browser: chromium or google-chrome")
@@ -70,7 +42,12 @@ def test_an_episode_is_recorded_by_key_presses_alone(tmp_path: Path, capsys: pyt
         page.wait_for("document.getElementById('kept').textContent.startsWith('1')")
 
     argv = ["toy_reach", "--port", "0", "--output", str(tmp_path / "demos"), "--num_demos", "1"]
-    with person(tmp_path / "profile", capsys, play):
+
+    def browse(address: str) -> None:
+        with open_page(tmp_path / "profile", address) as page:
+            play(page)
+
+    with person(capsys, browse):
         main([*argv, "--train_init_states", str(STATE), str(STATE + 1), "--max_steps", "20"])
     demos = read_demonstrations(tmp_path / "demos" / "demos.hdf5")
     assert demos.success == [True] and demos.init_states == [(0, STATE)]

@@ -31,12 +31,15 @@ from rlvla.envs.workers.config import WorkerConfig
 from rlvla.envs.workers.messages import PrivilegedState
 from rlvla.envs.workers.watchdog import WatchedPool
 from rlvla.teleoperation import server as server_module
-from rlvla.teleoperation.controls import ADVANCE, Controls, default_bindings
+from rlvla.teleoperation.controls import ADVANCE, Controls, default_bindings, read_bindings
+from rlvla.teleoperation.pilot import Pilot
 from rlvla.teleoperation.server import HOST, TeleoperationServer
 from rlvla.teleoperation.session import Session
+from tests.support.policies import ScriptedPolicy
 from tests.support.policy_server import running
+from tests.support.teleoperation import open_socket, send, state_where, tap
 
-ENV = EnvConfig(task_suite_name="toy_reach", use_proprio=True)
+ENV = EnvConfig(task_suite_name="toy_reach", use_proprio=True, max_steps=40)
 (TASK,) = ENV.tasks()
 STATE = 4
 
@@ -50,13 +53,20 @@ def pool() -> Iterator[WatchedPool]:
 class Teleoperation:
     """A running server with its session and the addresses that it announced."""
 
-    def __init__(self, pool: WatchedPool, folder: Path, **options: Any):
+    def __init__(
+        self,
+        pool: WatchedPool,
+        folder: Path,
+        bindings: Any = None,
+        pilot: Pilot | None = None,
+        keep_failures: bool = True,
+        **options: Any,
+    ):
         self.writer = demonstration_writer(folder / "demos.hdf5", ENV, [TASK])
-        self.session = Session(
-            pool, ENV.env_kwargs(), [TASK], {0: iter((STATE + i, i) for i in range(99))}, self.writer
-        )
+        planned = {0: iter((STATE + i, i) for i in range(99))}
+        self.session = Session(pool, ENV.env_kwargs(), [TASK], planned, self.writer, pilot, keep_failures=keep_failures)
         self.addresses: list[str] = []
-        controls = Controls(default_bindings(TASK), TASK, speed=1.0)
+        controls = Controls(bindings or default_bindings(TASK), TASK, speed=1.0)
         self.server = TeleoperationServer(self.session, controls, ["top"], self.addresses.append, **options)
 
     def get(self, path: str) -> tuple[int, str]:
@@ -74,11 +84,7 @@ class Teleoperation:
 
     def open(self, number: int = 0) -> ClientConnection:
         """Open the page at the address with this number, as a browser does."""
-        status, page = self.get(self.new_address(number))
-        assert status == 200
-        key = page.partition("/socket?key=")[2].partition("`")[0]
-        origin = f"http://{HOST}:{self.port}"
-        return connect(f"ws://{HOST}:{self.port}/socket?key={key}", origin=origin, proxy=None)
+        return open_socket(f"http://{HOST}:{self.port}{self.new_address(number)}")
 
 
 @contextmanager
@@ -94,27 +100,6 @@ def wait_for(condition: Any) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.005)
-
-
-def send(page: ClientConnection, kind: str, **content: Any) -> None:
-    page.send(json.dumps({"type": kind, **content}))
-
-
-def tap(page: ClientConnection, *names: str) -> None:
-    send(page, "controls", held=dict.fromkeys(names, 1))
-    send(page, "controls", held={})
-
-
-def state_where(page: ClientConnection, **expected: Any) -> dict[str, Any]:
-    """The next state with these values."""
-    end, state = time.monotonic() + 20, None
-    while time.monotonic() < end:
-        message = page.recv(timeout=20)
-        if isinstance(message, str):
-            state = json.loads(message)
-            if all(state.get(name) == value for name, value in expected.items()):
-                return state
-    raise AssertionError((expected, state))
 
 
 def drive_to_the_disc(run: Teleoperation, page: ClientConnection) -> dict[str, Any]:
@@ -297,3 +282,90 @@ def test_it_ends_after_the_wanted_episodes(pool: WatchedPool, tmp_path: Path) ->
         with pytest.raises(ConnectionClosed):
             state_where(page, type="never")
     assert len(run.addresses) == 1, "there is nothing to go on with"
+
+
+class Counting(ScriptedPolicy):
+    """Chunks of ten actions [0.01 n, 0.5]: n counts the actions of all its decisions, and the gripper closes."""
+
+    def actions(self, images: np.ndarray, proprio: np.ndarray | None, noise: np.ndarray | None) -> np.ndarray:
+        first = 10 * (len(self.batches) - 1)
+        return np.array([[[0.01 * (first + n), 0.5] for n in range(10)]])
+
+
+def beside_a_policy(pool: WatchedPool, folder: Path, **options: Any) -> Any:
+    """A page of a policy, where a/d move dimension 0, and space toggles dimension 1 as a gripper."""
+    bindings = read_bindings(["0:a/d", "1:space"], TASK)
+    return teleoperation(pool, folder, bindings=bindings, pilot=Pilot(Counting(10, 2)), **options)
+
+
+def test_a_person_takes_over_from_a_policy_and_gives_back(pool: WatchedPool, tmp_path: Path) -> None:
+    with beside_a_policy(pool, tmp_path, wanted=1) as run, run.open() as page:
+        assert json.loads(page.recv(timeout=20))["policy"] is True
+        assert state_where(page, phase="playing")["playing"] is False
+        time.sleep(0.3)
+        assert run.session.steps == 0, "the policy waits for play"
+        send(page, "play")
+        state_where(page, actor="policy", step=2, playing=True)
+        send(page, "controls", held={"d": 1})
+        begin = state_where(page, actor="you")["step"]
+        tap(page, "space")
+        state_where(page, actor="you", step=begin + 1)
+        send(page, "controls", held={})
+        state_where(page, actor="policy", action=[0.11, 0.5])
+        send(page, "pause")
+        interventions = state_where(page, playing=False)["interventions"]
+        steps = run.session.steps
+        time.sleep(0.3)
+        assert run.session.steps == steps, "the simulator stands still"
+        tap(page, "a")
+        state_where(page, step=steps + 1, actor="you", playing=False)
+        send(page, "keep")
+        state_where(page, kept=1)
+    run.writer.close()
+    demos = read_demonstrations(tmp_path / "demos.hdf5")
+    (actions,), (flags,) = demos.actions, demos.interventions
+    assert flags.tolist() == (np.abs(actions[:, 1]) == 1).tolist()
+    assert flags.sum() == run.session.totals.interventions == interventions + 1
+    assert len(flags) == run.session.totals.steps and flags[begin - 1] and not flags[: begin - 1].any()
+    person = actions[flags].tolist()
+    assert person[0] == [1, 1] and [0, -1] in person and person[-1] == [-1, 1], "the policy's gripper, toggled once"
+    policy = np.rint(100 * actions[~flags, 0]).astype(int).tolist()
+    assert policy[: begin + 1] == [*range(begin - 1), 10, 11] and begin < 10, "the rest of the first chunk is dropped"
+
+
+def test_a_policy_pauses_when_nobody_watches(
+    pool: WatchedPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with beside_a_policy(pool, tmp_path) as run:
+        with run.open() as page:
+            send(page, "play")
+            state_where(page, step=2)
+        with run.open(1) as page:
+            time.sleep(0.3)
+            steps = run.session.steps
+            state = state_where(page, step=steps)
+            assert not state["playing"] and state["interventions"] == 0 and steps < 10
+            assert run.session._recorder.episode()["actions"][-1].tolist() == [0, 1], "a zero action is the last"
+            monkeypatch.setattr(server_module, "_SILENCE_SECONDS", 0.25)
+            send(page, "play")
+            state = state_where(page, message="no sign of the page: the robot has stopped", playing=False)
+            actions = run.session._recorder.episode()["actions"]
+            assert actions[steps].tolist() == pytest.approx([0.1, 0.5]), "it decides anew"
+            assert actions[-1].tolist() == [0, 1] and state["interventions"] == 0
+
+
+def test_a_failure_is_kept_only_where_that_is_asked_for(pool: WatchedPool, tmp_path: Path) -> None:
+    with beside_a_policy(pool, tmp_path, keep_failures=False) as run, run.open() as page:
+        tap(page, "d")
+        state_where(page, step=1)
+        send(page, "keep")
+        state_where(page, message="not kept: the episode has not ended in success, and --keep all is not given")
+        tap(page, "space")
+        assert state_where(page, step=2)["kept"] == 0, "the episode goes on"
+
+
+def test_play_is_for_policies(pool: WatchedPool, tmp_path: Path) -> None:
+    with teleoperation(pool, tmp_path) as run, run.open() as page:
+        send(page, "play")
+        with pytest.raises(ConnectionClosed):
+            state_where(page, type="never")
