@@ -98,6 +98,9 @@ NOT_RUN = {
     "python benchmarks/serving.py": "needs a server; run by hand",
     "python cli/serve_vla.py": "runs until it is interrupted; tests/integration/test_serve_run.py does that",
     "python cli/teleoperate.py": "a person plays; tests/unit/teleoperation/test_browser.py does with a browser",
+    "python cli/collect_demos.py --policy runs/sft/policy --intervene page": "a person plays; "
+    "tests/unit/commands/test_policy_demos.py does without a browser",
+    "python cli/train_sft_vla.py --demos runs/demos/demos.hdf5 runs/corrections/demos.hdf5": "needs those episodes",
     "python benchmarks/teleoperation.py": "needs a running teleoperation",
     "python benchmarks/lerobot_agreement.py": "needs LeRobot; its results are test vectors",
 }

@@ -13,8 +13,9 @@ import pytest
 from cli.collect_demos import main
 from cli.convert_demos import main as convert
 from cli.train_sac_vla import main as train
+from rlvla.checkpoints.policy_folder import PolicyRecord, write_policy
 from rlvla.commands.demos.config import CollectConfig
-from rlvla.commands.demos.players import policy_player
+from rlvla.commands.demos.players import checked_player, policy_player
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_demonstrations, read_several
 from rlvla.data.replayed_episodes import play_again, recorded_env, repetitions
@@ -27,10 +28,13 @@ from rlvla.envs.experts import ExpertConfig, make_expert
 from rlvla.envs.experts.episode import play_actions
 from rlvla.envs.registry import make_env
 from rlvla.envs.suite_flags import suite_flags
+from rlvla.envs.workers.config import WorkerConfig
 from rlvla.envs.workers.pool import EnvPool
 from rlvla.models.config import PolicyConfig
 from rlvla.models.families import check_checkpoint
 from rlvla.models.soft_actor import family
+from rlvla.models.soft_actor.config import SoftActorConfig
+from rlvla.models.soft_actor.policy import SoftActorPolicy
 from rlvla.rollout import EpisodeRequest, RolloutEngine
 from rlvla.trainer.observers import RolloutDumps
 from rlvla.utils.errors import ConfigError
@@ -176,6 +180,46 @@ def test_flags_of_corrections_that_nothing_reads(
     assert words in capsys.readouterr().err and not (tmp_path / "demos").exists()
 
 
+def test_a_person_corrects_a_policy_on_the_page(policy_folder: Path, tmp_path: Path, capsys) -> None:
+    """The second of two episodes is untouched: it is the one that the policy records by itself."""
+    pytest.importorskip("websockets")
+    from tests.support.teleoperation import open_socket, person, send, state_where
+
+    plain = recorded(policy_folder, tmp_path / "plain", "--num_envs", "1")
+
+    def play(address: str) -> None:
+        with open_socket(address) as page:
+            for kept, held in enumerate([{"d": 1}, {}], 1):
+                state_where(page, phase="playing", step=0)
+                send(page, "controls", held=held)
+                send(page, "play")
+                if held:
+                    state_where(page, step=2)
+                    send(page, "controls", held={})
+                state_where(page, phase="ended")
+                send(page, "keep")
+                state_where(page, kept=kept)
+            send(page, "finish")
+            state_where(page, message="finished: the page can be closed")
+
+    output = tmp_path / "corrections"
+    with person(capsys, play):
+        main(
+            ["--policy", str(policy_folder), "--intervene", "page", "--port", "0", "--keep", "all", "--seed", "0"]
+            + ["--max_steps", "8", "--output", str(output)]
+        )
+    demos = read_demonstrations(output / "demos.hdf5")
+    flags = demos.interventions
+    assert flags[0][:2].all() and not flags[0][-1] and not flags[1].any()
+    assert (demos.actions[0][flags[0]] == [0.5, 0]).all(), "half of the speed"
+    np.testing.assert_allclose(demos.actions[1], plain.actions[1], atol=1e-5)
+    assert demos.init_states == plain.init_states[:2] and demos.images[1].shape == plain.images[1].shape
+    out = " ".join(capsys.readouterr().out.split())
+    share = np.concatenate(flags).mean()
+    assert "2 of 3 episodes" in out and f"{share:.0%} of the steps of the kept episodes are yours; 0 succeeded" in out
+    assert f"--demos {output / 'demos.hdf5'} --pretrain {policy_folder}" in out
+
+
 def test_success_is_what_the_policy_is_asked_for(policy_folder: Path, tmp_path: Path, capsys) -> None:
     few = ["--keep", "success", "--train_init_states", "0", "3", "--max_steps", "1"]
     with pytest.raises(SystemExit):
@@ -183,6 +227,42 @@ def test_success_is_what_the_policy_is_asked_for(policy_folder: Path, tmp_path: 
     told = " ".join(capsys.readouterr().err.split())
     assert "the policy succeeded in 0 of" in told and "train it for longer" in told
     assert not list((tmp_path / "none").glob("*")), "nothing is left"
+
+
+def test_what_does_not_go_with_the_page_is_refused(policy_folder: Path, tmp_path: Path, capsys) -> None:
+    pytest.importorskip("websockets")
+
+    def refused(*flags: str) -> str:
+        with pytest.raises(SystemExit):
+            main([*flags, "--output", str(tmp_path / "demos")])
+        assert not (tmp_path / "demos").exists()
+        return " ".join(capsys.readouterr().err.split())
+
+    page, of_policy = ["--intervene", "page"], ["--policy", str(policy_folder)]
+    text = refused(*page, "--task_suite_name", "toy_reach")
+    assert "--intervene page: there is no --policy" in text
+    assert "--port 9: there is no --intervene page" in refused(*of_policy, "--port", "9")
+    flags = ["--corrections", "--num_envs", "4", "--max_minutes", "1", "--task_demos", "reach:3", "--keys", "0:o/p"]
+    text = refused(*of_policy, *page, *flags, "--image_size", "32", "--no-use_proprio", "--gripper_start", "1")
+    assert "a person corrects the policy, not the scripted expert" in text
+    for flag in ("--num_envs 4", "--max_minutes 1.0", "--task_demos reach:3"):
+        assert f"{flag}: with --intervene page a person chooses and ends the episodes" in text
+    assert "--keys 0:o/p: p is a function of the page already" in text
+    for asked, trained in (("--image_size 32", "--image_size 64"), ("--no-use_proprio", "--use_proprio")):
+        assert f"{asked}: with --intervene page the policy acts on the recorded observations" in text
+        assert f"it was trained with {trained}" in text
+    assert "--noise_std 0.1: --policy plays" in refused(*of_policy, *page, "--noise_std", "0.1")
+    soft_actor_of_primitives(tmp_path / "primitives")
+    assert "--policy plays primitives" in refused(*page, "--policy", str(tmp_path / "primitives"))
+    env = EnvConfig(task_suite_name="toy_reach", use_proprio=True, options={"object_state": True})
+    config = SoftActorConfig(action_dim=2, action_chunk_len=2, proprio_dim=4, hidden_sizes=(8,))
+    assert write_policy(SoftActorPolicy(config), tmp_path / "state", PolicyRecord(env, ())) is None
+    text = refused(*page, "--policy", str(tmp_path / "state"))
+    assert "reads privileged state, which is recorded with --object_state only; give --object_state" in text
+    recording = CollectConfig(policy=str(tmp_path / "state"), intervene="page", output=str(tmp_path / "demos"))
+    asked = EnvConfig(image_size=128, options={"object_state": True})
+    player = checked_player(asked, recording, SplitConfig(), WorkerConfig(), PolicyConfig(), ExpertConfig)
+    assert player.env.image_size == 128 and player.env.options["object_state"], "a policy without images takes any"
 
 
 REFUSED = {
