@@ -244,7 +244,7 @@ def test_what_does_not_go_with_the_page_is_refused(policy_folder: Path, tmp_path
     assert "--port 9: there is no --intervene page" in refused(*of_policy, "--port", "9")
     flags = ["--corrections", "--num_envs", "4", "--max_minutes", "1", "--task_demos", "reach:3", "--keys", "0:o/p"]
     text = refused(*of_policy, *page, *flags, "--image_size", "32", "--no-use_proprio", "--gripper_start", "1")
-    assert "a person corrects the policy, not the scripted expert" in text
+    assert "--corrections: the expert takes over once" in text
     for flag in ("--num_envs 4", "--max_minutes 1.0", "--task_demos reach:3"):
         assert f"{flag}: with --intervene page a person chooses and ends the episodes" in text
     assert "--keys 0:o/p: p is a function of the page already" in text
