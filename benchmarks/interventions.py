@@ -79,10 +79,10 @@ TASKS = {
 
 
 def command(script: str, output: Path, *words: str | Path) -> None:
-    """Run a command of the project unless its output is there."""
+    """Run a command of the project unless its output is there, a file in a folder of its own."""
     if output.exists():
         return
-    log = output.with_name(f"{output.name}.log")
+    log = output.parent.with_name(f"{output.parent.name}_{script}.log")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as file:
         line = [sys.executable, str(ROOT / "cli" / f"{script}.py"), *map(str, words)]

@@ -86,6 +86,7 @@ def test_rounds_end_with_the_best_policy(
     assert end in record["summary"] and end in capsys.readouterr().out and next(outcomes, None) is None
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_real_rounds_on_toy_reach(demos_file: Path, policy_folder: Path, tmp_path: Path) -> None:
     """From the folder of a run; the corrections come from training states, and the policy records them."""

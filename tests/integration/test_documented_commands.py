@@ -32,6 +32,7 @@ from tests.support.libero_requirements import require_libero
 from tests.support.robosuite_primitives import soft_actor_of_primitives
 from tests.support.robosuite_reference import require_simulator
 
+OFTEN = ("README.md", "docs/commands.md", "docs/first_hour.md")  # run by each CI, the others by the nightly one
 PAGES = [page for page in DOCUMENTS if shell_commands(page.read_text(encoding="utf-8"))]
 
 # Command, or how it begins -> why it is not run here.
@@ -379,7 +380,14 @@ def test_what_is_not_run_still_stands_in_the_documentation() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_suites")
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=name, marks=() if name in OFTEN else pytest.mark.nightly)
+        for page in PAGES
+        for name in [str(page.relative_to(ROOT))]
+    ],
+)
 def test_commands_run(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     text = page.read_text(encoding="utf-8")
     commands = [words for words in shell_commands(text) if reason_not_to_run(words) is None]

@@ -95,16 +95,10 @@ def test_the_engine_on_two_ranks(name: str, tmp_path: Path) -> None:
     assert 0 <= buffers < 2**20, "weights and half of the master copy, and little beside them"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("name", "micro"),
-    [
-        pytest.param("openvla", 16, marks=pytest.mark.nightly),
-        ("smolvla_expert", 16),
-        pytest.param("pi0_expert", 16, marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.parametrize(("name", "micro"), [("openvla", 16), ("smolvla_expert", 16), ("pi0_expert", 16)])
 def test_the_plan_is_the_memory_measured(name: str, micro: int, tmp_path: Path) -> None:
     """On one rank of an H200, to 5 %: an update at the same micro-batch."""
     plan = ppo_memory(*full_size_runs.checked(name, tmp_path / "policy", micro))

@@ -53,6 +53,7 @@ def test_started_on_each_machine_without_ssh(policy_folder: Path, tmp_path: Path
     trained_on_two_ranks(tmp_path / "run")
 
 
+@pytest.mark.nightly
 def test_two_tasks_of_a_slurm_job(policy_folder: Path, tmp_path: Path) -> None:
     """The commands of Slurm stand in: srun starts both tasks here, with the variables that it sets."""
     programs = {

@@ -78,6 +78,7 @@ def test_where_deepspeed_keeps_what(policy_folder: Path) -> None:
     assert not engines[True].engine.optimizer.offload_param_pin_memory, "there is nothing to copy to"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_run_goes_on_with_its_parameters_in_another_place(policy_folder: Path, tmp_path: Path) -> None:
     """To the bit, with a reference that is shared out as well; and it ends as the command says without the flag."""

@@ -29,6 +29,7 @@ def test_the_reading_order_of_an_iteration_names_files_that_run() -> None:
     assert len(listed) >= 18 and set(listed) <= recorded_on_the_page()["ppo"]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_page_lists_the_files_of_a_recorded_iteration(tmp_path: Path) -> None:
     page = tmp_path / "trace.md"

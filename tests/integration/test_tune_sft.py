@@ -88,6 +88,7 @@ def test_rounds_are_repeated_until_the_choice_is_clear(
     assert f"chosen: --action_chunk_len={choice}" in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_better_rate_is_chosen_and_read_by_the_training(demos_file: Path, tmp_path: Path) -> None:
     """Real trials, some flags from a file: with a rate of nearly 0 a policy does not learn toy_reach."""

@@ -22,7 +22,7 @@ LEARNING = [
 # Seed 0, greedy on 100 held-out states after 144 episodes, success once: 0.25 alone, 0.78 with the machine.
 CLEAR = 0.3
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def success_after_training(folder: Path, *flags: str) -> float:
