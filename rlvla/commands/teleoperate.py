@@ -42,7 +42,7 @@ def run_teleoperation(
     """
     require("websockets.asyncio.server", extra="serve")
     tasks, bindings = check_teleoperation(env, config, split, workers)
-    return serve_page(env, tasks, bindings, config, split, workers, custom_modules)
+    return serve_page(env, tasks, bindings, config, split=split, workers=workers, custom_modules=custom_modules)
 
 
 def serve_page(
@@ -50,10 +50,10 @@ def serve_page(
     tasks: Sequence[TaskSpec],
     bindings: Sequence[Binding],
     config: TeleoperationConfig,
+    *,
     split: SplitConfig,
     workers: WorkerConfig,
     custom_modules: Sequence[str] = (),
-    *,
     pilot: Pilot | None = None,
     keep_failures: bool = True,
 ) -> Path | None:

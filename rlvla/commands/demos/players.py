@@ -514,9 +514,9 @@ class PagePlayer(PolicyPlayer):
             tasks,
             self._bindings,
             page,
-            self.split,
-            workers,
-            custom_modules,
+            split=self.split,
+            workers=workers,
+            custom_modules=custom_modules,
             pilot=Pilot(self._policy, config.temperature, self.setting.state_input),
             keep_failures=config.keep == "all",
         )

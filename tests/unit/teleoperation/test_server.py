@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -352,6 +353,34 @@ def test_a_policy_pauses_when_nobody_watches(
             actions = run.session._recorder.episode()["actions"]
             assert actions[steps].tolist() == pytest.approx([0.1, 0.5]), "it decides anew"
             assert actions[-1].tolist() == [0, 1] and state["interventions"] == 0
+
+
+@pytest.mark.parametrize("person", ["takes over", "pauses", "leaves"])
+def test_a_decision_that_comes_too_late_is_not_executed(pool: WatchedPool, tmp_path: Path, person: str) -> None:
+    asked, may_answer = threading.Event(), threading.Event()
+
+    class Slow(Counting):
+        def actions(self, *observed: Any) -> np.ndarray:
+            asked.set()
+            assert may_answer.wait(20)
+            return super().actions(*observed)
+
+    pilot = Pilot(Slow(10, 2))
+    with teleoperation(pool, tmp_path, pilot=pilot) as run, run.open() as page:
+        send(page, "play")
+        assert asked.wait(20)
+        if person == "leaves":
+            page.close()
+            run.new_address(1)
+        else:
+            send(page, "controls", held={"d": 1 if person == "takes over" else 0})
+            send(page, "play" if person == "takes over" else "pause")
+            send(page, "speed", value=0.75)
+            wait_for(lambda: run.server._controls.speed == 0.75)
+        may_answer.set()
+        wait_for(lambda: run.session.steps or not pilot.needs_decision)
+        time.sleep(0.2)
+        assert run.session.steps == run.session.interventions and bool(run.session.steps) == (person == "takes over")
 
 
 def test_a_failure_is_kept_only_where_that_is_asked_for(pool: WatchedPool, tmp_path: Path) -> None:
