@@ -86,6 +86,7 @@ def test_ppo(policy_folder: Path, tmp_path: Path, nothing_starts: None, capsys: 
     assert rows["total on the device at update, at most"] >= held + gradients + activations - 0.5
 
 
+@pytest.mark.nightly
 def test_copies_of_the_policy_count_where_they_are_in_this_process(
     policy_folder: Path, tmp_path: Path, nothing_starts: None, capsys: pytest.CaptureFixture
 ) -> None:
@@ -131,6 +132,7 @@ def test_a_critic_on_the_state_is_planned_without_a_policys_network(
     assert rows["critic: weights"] == pytest.approx(weights, abs=0.06)
 
 
+@pytest.mark.nightly
 def test_the_critic_is_planned_as_it_is_trained(
     policy_folder: Path, tmp_path: Path, nothing_starts: None, capsys: pytest.CaptureFixture
 ) -> None:
@@ -162,6 +164,7 @@ def test_a_critic_of_its_own_is_planned_with_the_settings_of_the_run(
     assert read["overrides"]["model_variant"] == "oft"
 
 
+@pytest.mark.nightly
 def test_judges_and_demonstrations_of_ppo(
     policy_folder: Path,
     demos_file: Path,
@@ -317,6 +320,7 @@ def test_zero_3_brings_together_what_a_pass_needs_and_a_rollout_everything() -> 
     assert plan_of(1, zero_stage=3).engines["actor"].gathered == 0, "all of it is there"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("stage", [2, 3])
 def test_what_waits_on_the_host_while_episodes_are_played(policy_folder: Path, stage: int) -> None:
     """The bytes that DeepSpeed's engines hold of what `Offloading` sends away."""
@@ -384,6 +388,7 @@ def test_plan_of_two_ranks(tmp_path: Path) -> None:
     assert ratios == pytest.approx(dict.fromkeys(ratios, 1.0), abs=0.1)
 
 
+@pytest.mark.nightly
 def test_probe_sees_batch_size_and_recomputation(policy_folder: Path) -> None:
     real = Actor.from_pretrained(policy_folder)
     row, checkpoint = RowShape(1, 10), check_checkpoint(policy_folder)
@@ -408,6 +413,7 @@ def on_gpu(flags: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[dict[s
     return numbers(printed), printed.strip().splitlines()[-1]
 
 
+@pytest.mark.nightly
 def test_whether_a_run_fits_on_a_gpu(
     policy_folder: Path, tmp_path: Path, nothing_starts: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
