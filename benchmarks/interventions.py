@@ -61,11 +61,11 @@ _PPO = (
 _START = "--pretrain compact --compact_head gaussian --action_std_init 0.3 --sft_loss nll --learning_rate 2e-3"
 TASKS = {
     "toy_push": Task(
-        demos="--task_suite_name toy_push --image_size 64 --use_proprio --num_envs 1 --num_demos 100",
+        demos="--task_suite_name toy_push --task_ids 0 --image_size 64 --use_proprio --num_envs 1 --num_demos 40",
         start=f"{_START} --action_chunk_len 5 --max_epochs 1000 --max_steps 600",
         recording="--max_steps 120 --num_envs 1",
         steps=600,
-        ppo=f"{_PPO} --task_suite_name toy_push",
+        ppo=f"{_PPO} --task_suite_name toy_push --task_ids 0",
     ),
     "lift": Task(
         demos="--task_suite_name robosuite --task_ids 0 --control_freq 10 --max_steps 25 --cameras wrist "
@@ -135,7 +135,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", choices=TASKS, default="toy_push")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--eval_episodes", type=int, default=100)
+    parser.add_argument("--eval_episodes", type=int, default=200)
     parser.add_argument("--output", type=Path, default=Path("runs/interventions"))
     args = parser.parse_args()
     pairs: dict[tuple[str, int], list[tuple[EvalResult, EvalResult]]] = {}

@@ -154,6 +154,7 @@ def test_an_episode_goes_on_with_new_weights(
 FILTERS = ("--filter_zero_variance", "--oversample_factor", "2", "--reward", "success:1.0", "--max_rollout_rounds", "6")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("staleness", "more"),
     [("1", ()), ("2", (*FILTERS, "--max_group_staleness", "2"))],

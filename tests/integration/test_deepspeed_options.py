@@ -85,6 +85,7 @@ def test_bf16_trains_in_nearly_the_same_direction(
     Actor.from_pretrained(tmp_path / "run" / "policy")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("stage", ["0", "3"])
 def test_lora_trains_resumes_and_exports_a_merged_policy(policy_folder: Path, tmp_path: Path, stage: str) -> None:
     lora = ("--lora_rank", "4", "--zero_stage", stage, "--lr_scheduler", "constant", "--actor_learning_rate", "1e-2")

@@ -244,6 +244,7 @@ def test_only_states_of_the_same_suite_were_trained_on(
     assert "no initial state of these tasks was trained on" in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 def test_each_perturbation_is_listed_like_a_suite(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     require_simulator()
     soft_actor_of_primitives(tmp_path / "policy")

@@ -36,6 +36,7 @@ def training(policy: Path, folder: Path) -> Iterator[subprocess.Popen[str]]:
                 os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.nightly
 def test_a_worker_killed_in_the_first_second_costs_nothing(policy_folder: Path, tmp_path: Path) -> None:
     with training(policy_folder, tmp_path) as run:
         for pid in running(WORKER, str(tmp_path)):

@@ -130,6 +130,7 @@ def foreign_lerobot(folder: Path, source: Path, suite: str) -> Path:
 def commands(policy: str, demos: str, out: Path) -> dict[str, tuple[Callable[..., Any], list[str]]]:
     """Every command that reads a policy folder or a data set."""
     run = ["--save_path", str(out / "run")]
+    sft = ["--demos", demos, *run, "--max_steps", "2"]
     return {
         "eval": (eval_vla.main, ["--pretrain", policy, "--num_envs", "1", "--eval_episodes", "2"]),
         "ppo --dry_run": (train_ppo_vla.main, ["--pretrain", policy, *run, "--dry_run"]),
@@ -143,12 +144,12 @@ def commands(policy: str, demos: str, out: Path) -> dict[str, tuple[Callable[...
             convert_demos.main,
             ["--demos", demos, "--output", str(out / "lerobot"), "--format", "lerobot-v3.0"],
         ),
-        "sft": (train_sft_vla.main, ["--demos", demos, *run, "--action_chunk_len", "4", *TINY]),
+        "sft": (train_sft_vla.main, [*sft, "--action_chunk_len", "4", *TINY]),
         "sft of episodes": (
             train_sft_vla.main,
-            ["--demos", demos, *run, "--action_chunk_len", "4", *TINY, "--eval_epochs", "1", "--eval_episodes", "1"],
+            [*sft, "--action_chunk_len", "4", *TINY, "--eval_epochs", "1", "--eval_episodes", "1"],
         ),
-        "sft of a policy": (train_sft_vla.main, ["--demos", demos, *run, "--pretrain", policy, "--no-use_tensorboard"]),
+        "sft of a policy": (train_sft_vla.main, [*sft, "--pretrain", policy, "--no-use_tensorboard"]),
         "reward model": (train_rm_vla.main, ["--demos", demos, *run, *TINY]),
         "score": (
             score_episodes.main,

@@ -31,6 +31,7 @@ def trained_on_two_ranks(folder: Path) -> None:
     Actor.from_pretrained(folder / "policy")
 
 
+@pytest.mark.nightly
 def test_started_on_each_machine_without_ssh(policy_folder: Path, tmp_path: Path) -> None:
     """Two names of this machine stand for two machines."""
     (tmp_path / "hosts").write_text("127.0.0.1 slots=1\nlocalhost slots=1\n")

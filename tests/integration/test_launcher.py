@@ -183,6 +183,7 @@ def end(mark: str) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.nightly
 def test_a_killed_launcher_then_a_frozen_rank(policy_folder: Path, tmp_path: Path) -> None:
     """Without its launcher a run saves and ends; with a frozen rank it ends and names the newest checkpoint."""
     flags = ["--pretrain", policy_folder, *PPO_FLAGS, "--num_episodes", 80_000, "--save_path", tmp_path / "run"]

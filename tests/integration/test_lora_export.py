@@ -47,6 +47,7 @@ print("shards", len(list((folder / "merged").glob("model-*.safetensors"))))
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
 def test_peak_memory_of_loading_and_of_merging(tmp_path: Path, policy_folder: Path) -> None:

@@ -34,6 +34,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "sft" / "policy"
 
 
+@pytest.mark.nightly
 def test_training_under_perturbations_is_resumed_under_the_same(
     start: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -352,6 +352,7 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
+@pytest.mark.nightly
 def test_episodes_of_a_lost_node_are_played_elsewhere(cluster: TwoNodes, pool: EnvPool) -> None:
     """The last test with this cluster."""
     lost = cluster.second_node

@@ -140,6 +140,7 @@ def test_a_reward_model_from_the_policy(start: Path, tmp_path: Path) -> None:
     assert iteration["reward/rm_model"] != 0
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_two_ranks_with_adapters_resume_to_the_bit(start: Path, tmp_path: Path) -> None:
     """A learned standard deviation, all steps noisy, values from the shared network; rollouts are written."""

@@ -51,6 +51,7 @@ def test_both_ranks_ask(policy_folder: Path, tmp_path: Path) -> None:
     assert not any(line["reward/vlm_failures"] for line in logged)
 
 
+@pytest.mark.nightly
 def test_both_ranks_stop_when_too_many_answers_of_both_together_are_bad(policy_folder: Path, tmp_path: Path) -> None:
     """Whichever rank got them: one that went on alone would wait for the other for ever."""
     with judge_server() as server:

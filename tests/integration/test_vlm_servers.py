@@ -73,6 +73,7 @@ def problem_of(url: str, model: str, scorer: str = "progress", **options: int) -
     return server_problem(config, Scorer(scorer))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.skipif(
     not is_serve_available(), reason="transformers serve needs pip install transformers[serving] (fastapi, ...)"

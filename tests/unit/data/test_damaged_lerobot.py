@@ -299,7 +299,7 @@ def _pages() -> Any:
     """A page that compresses well."""
     import pyarrow as pa
 
-    return pa.table(_rows(1) | {"action": pa.array(["x" * 2**29])})
+    return pa.table(_rows(1) | {"action": pa.array(["x" * 2**27])})
 
 
 @pytest.mark.parametrize("content", [_numbers, _texts, _pages])
