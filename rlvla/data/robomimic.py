@@ -324,7 +324,7 @@ def _layout(file: h5py.File, path: Path, first: h5py.Group, options: ReadOptions
     proprio = options.proprio_keys or tuple(name for name in _PROPRIO if name in names)
     read = {*proprio, *images.values()}
     ignored = [f"obs/{name}" for name in names if name not in read]
-    ignored += [name for name in first if name not in ("obs", "actions", "rewards", "dones")]
+    ignored += [name for name in first if name not in ("obs", "actions", "rewards", "dones", INTERVENTIONS)]
     log.info(f"{path}: {env_name} of robomimic, proprioception {', '.join(proprio)}; not read: {', '.join(ignored)}")
     instruction = options.instruction or (None if task is None else task.instruction)
     if instruction is None and attribute(first, "instruction") is None:

@@ -340,7 +340,7 @@ class InterventionPlayer(PolicyPlayer):
     name: ClassVar[str] = "corrected policy"
     advice: ClassVar[str] = "lower the expert's errors, let it take over earlier (--intervene_reserve)"
     expert: ExpertConfig
-    _shares: list[float] = field(default_factory=list, init=False)  # of the expert's steps, by recorded episode
+    _flags: list[np.ndarray] = field(default_factory=list, init=False)  # of the recorded episodes
 
     def problems(self) -> list[Problem]:
         """Too few initial states, or tasks that the expert cannot play."""
@@ -366,16 +366,14 @@ class InterventionPlayer(PolicyPlayer):
             if isinstance(attempt, Attempt):
                 assert sample.interventions is not None
                 episode: Any = attempt.episode
-                self._shares.append(sample.interventions.float().mean().item())
-                more = {INTERVENTIONS: sample.interventions.numpy()}
-                attempt = Attempt(attempt.success, episode | {"more": more})
+                self._flags.append(sample.interventions.numpy())
+                attempt = Attempt(attempt.success, episode | {"more": {INTERVENTIONS: self._flags[-1]}})
             yield attempt
 
     def summary(self) -> str:
         """See `Player.summary`."""
-        alone = sum(share == 0 for share in self._shares)
-        mean = 100 * sum(self._shares) / max(1, len(self._shares))
-        return f"the expert took {mean:.0f} % of the steps; {alone} of {len(self._shares)} episodes had no intervention"
+        share, unaided = np.concatenate(self._flags).mean(), sum(not flags.any() for flags in self._flags)
+        return f"{share:.0%} of the recorded steps are the expert's; {unaided} of {len(self._flags)} episodes have none"
 
 
 def policy_player(policy: PolicyConfig, asked: EnvConfig, config: CollectConfig, split: SplitConfig) -> PolicyPlayer:

@@ -148,6 +148,8 @@ def _episode(part: Demonstrations, index: int, flipped: bool, rewards: dict[str,
     events = {}
     if part.decision_steps is not None:
         events["decision"] = np.isin(np.arange(steps), part.decision_steps[index])
+    if part.interventions is not None:
+        events["intervention"] = part.interventions[index]
     state = part.init_states[index] if part.init_states else UNKNOWN_STATE
     return ViewedEpisode(
         name="",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import redirect_stdout
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +13,7 @@ import pytest
 
 from cli.collect_demos import main
 from cli.convert_demos import main as convert
+from cli.view_data import main as view
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_demonstrations, read_several
 from rlvla.data.replayed_episodes import play_again
@@ -21,8 +25,13 @@ INTERVENTIONS = ["--intervene", "expert", "--intervene_patience", "4", "--interv
 
 @pytest.fixture(scope="module")
 def folder(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("interventions") / "demos"
-    main(["--policy", str(policy_folder), *INTERVENTIONS, "--num_demos", "4", "--keep", "all", "--output", str(output)])
+    output, printed = tmp_path_factory.mktemp("interventions") / "demos", StringIO()
+    with redirect_stdout(printed):
+        main(
+            ["--policy", str(policy_folder), *INTERVENTIONS, "--num_demos", "4", "--keep", "all"]
+            + ["--output", str(output)]
+        )
+    (output / "printed").write_text(printed.getvalue())
     return output
 
 
@@ -41,6 +50,17 @@ def test_each_step_says_who_acted(demos: Demonstrations) -> None:
     for flags in demos.interventions:
         assert flags.dtype == bool and not flags[:4].any() and flags.any()
     assert len(list(play_again("interventions", demos, range(4)))) == 4, "the actions reproduce the episodes"
+
+
+def test_the_experts_share_is_that_of_the_steps(folder: Path, demos: Demonstrations) -> None:
+    share = np.concatenate(demos.interventions).mean()
+    text = f"{share:.0%} of the recorded steps are the expert's; 0 of 4 episodes have none"
+    assert text in " ".join((folder / "printed").read_text().split())
+
+
+def test_the_time_line_shows_who_acted(folder: Path, tmp_path: Path) -> None:
+    view([str(folder), "--episodes", "0", "--output", str(tmp_path)])
+    assert re.findall(r'aria-label="when (\w+)"', (tmp_path / "view_data.html").read_text()) == ["intervention"]
 
 
 def test_lerobot_and_back(folder: Path, demos: Demonstrations, tmp_path: Path) -> None:
