@@ -207,6 +207,9 @@ def _demonstration_problems(flags: PPORun, setting: CheckedRun) -> list[Problem]
         return [p.of_flag("ptx_demos") for p in error.problems]
     problems = mismatch_with_policy(demos, path, setting.spec, flags.policy.pretrain)
     problems += flags.split.problems(setting.tasks, flags.schedule.eval_episodes, demos.states_learned_from)
+    if not demos.demonstrated_episodes:
+        text = f"in {path} the policy acted in every step, and no person or expert who could be imitated"
+        problems.append(Problem(None, "too_few", text))
     heldout = heldout_problems(flags.split.heldout_tasks, setting.env, (), demos.states_learned_from, path)
     return [*(p.of_flag("ptx_demos") for p in problems), *heldout]
 

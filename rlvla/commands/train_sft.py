@@ -12,6 +12,8 @@ from tempfile import TemporaryDirectory
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from rlvla.checkpoints.policy_folder import PolicyRecord, learned_states, recorded_environment
 from rlvla.checkpoints.run_folder import claimed_run_folder
 from rlvla.commands.check_demos import warn_of
@@ -89,9 +91,9 @@ def run_sft(
     demos = None
     try:
         demos = read_several(run.demos, run.cameras or None, options=run)
-        rows = _training_rows(replace(validation, heldout_share=0.0), demos, run.seed, config.autonomous_weight)
+        rows = _demonstrated_rows(demos, range(len(demos.actions)))
         if rows < launched_world_size():
-            shared = f"{rows} demonstrated decisions cannot be shared by {launched_world_size()} ranks"
+            shared = f"{rows} decisions of a person or an expert cannot be shared by {launched_world_size()} rank(s)"
             text = f"--demos {' '.join(run.demos)}: {shared}; use fewer ranks or more demonstrations"
             problems.append(Problem("demos", "too_few", text))
     except ConfigError as error:
@@ -107,7 +109,7 @@ def run_sft(
     episodes = None
     try:
         if demos is not None:
-            problems += _heldout_problems(validation, demos, run.seed, config.autonomous_weight)
+            problems += _heldout_problems(validation, demos, run.seed)
             problems += _unseen_problems(run, demos, validation.env_python)
             episodes = _episodes(validation, run, demos) if validation.eval_epochs else None
     except ConfigError as error:
@@ -118,10 +120,14 @@ def run_sft(
         warn_of(demos, run.demos, run)
         _warn_of_narrow_dimensions(demos)
         _warn_of_another_suite(demos, run.pretrain)
+        if config.autonomous_weight and demos.interventions is None:
+            log.warning("--autonomous_weight has no effect: the demonstrations do not record who acted")
     if run.dry_run:
         if launched_rank() == 0:
             with _checkpoint(run, tiny, demos) as checkpoint:
-                rows = _training_rows(validation, demos, run.seed, config.autonomous_weight)
+                train, _ = split_for_validation(demos, validation, run.seed)
+                by_policy = np.concatenate([demos.rows_by_policy(episode) for episode in train])
+                rows = rows_per_epoch(by_policy, config.autonomous_weight)
                 print(sft_report(checkpoint, demos, config, actor_config, strategy_config, rows, run.gpu_memory))
         return None
     if config.use_wandb:
@@ -305,14 +311,12 @@ def _episodes(
     return start
 
 
-def _heldout_problems(
-    validation: ValidationConfig, demos: Demonstrations, seed: int, autonomous_weight: float
-) -> list[Problem]:
+def _heldout_problems(validation: ValidationConfig, demos: Demonstrations, seed: int) -> list[Problem]:
     """Problems if the share leaves nothing to train on, or nothing to measure."""
     if not 0 < validation.heldout_share < 1:
         return []
-    _, heldout = split_for_validation(demos, validation, seed)
-    if heldout and _training_rows(validation, demos, seed, autonomous_weight) >= launched_world_size():
+    train, heldout = (_demonstrated_rows(demos, side) for side in split_for_validation(demos, validation, seed))
+    if heldout and train >= launched_world_size():
         return []
     states = len(set(demos.init_states)) or len(demos.actions)
     text = f"--heldout_share {validation.heldout_share} of {states} initial state(s) leaves nothing to "
@@ -423,6 +427,6 @@ def supervision_problems(missing: Mapping[str, str], config: SFTConfig) -> list[
     ]
 
 
-def _training_rows(validation: ValidationConfig, demos: Demonstrations, seed: int, autonomous_weight: float) -> int:
-    train, _ = split_for_validation(demos, validation, seed)
-    return sum(rows_per_epoch(demos.rows_by_policy(episode), autonomous_weight) for episode in train)
+def _demonstrated_rows(demos: Demonstrations, episodes: Sequence[int]) -> int:
+    """Number of training rows of these episodes in which a person or an expert acted."""
+    return sum(int((~demos.rows_by_policy(episode)).sum()) for episode in episodes)

@@ -131,6 +131,11 @@ class Demonstrations:
         return [(int(first), int(end)) for first, end in changes.reshape(-1, 2)]
 
     @property
+    def demonstrated_episodes(self) -> list[int]:
+        """The episodes in which a person or an expert acted at all."""
+        return [episode for episode in range(len(self.actions)) if self.demonstrated(episode)]
+
+    @property
     def unnormalized_dims(self) -> list[int]:
         """Action dimensions that are not normalized, by the statistics of the suite (else the first)."""
         entry = self.statistics.get(str(self.env_args.get("task_suite_name")), next(iter(self.statistics.values())))

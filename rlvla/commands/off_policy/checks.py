@@ -275,18 +275,17 @@ def _demonstrations(
     problems += flags.split.problems(tasks, flags.schedule.eval_episodes, demos.states_learned_from)
     problems = [p.of_flag("demos") for p in problems]
     problems += heldout_problems(flags.split.heldout_tasks, env, (), demos.states_learned_from, path)
-    if len(demos.actions) < launched_world_size():
-        text = f"--demos {path}: {len(demos.actions)} episodes are fewer than the {launched_world_size()} ranks"
-        problems.append(Problem("demos", "too_few", text))
+    demonstrated, ranks = demos.demonstrated_episodes, launched_world_size()
+    if len(demonstrated) < ranks:
+        text = f"--demos {path}: {len(demonstrated)} episodes with actions of a person or an expert are fewer than the"
+        problems.append(Problem("demos", "too_few", f"{text} {ranks} rank(s); give more"))
     if not demos.success_recorded:
         text = f"--demos {path}: success of the episodes is not recorded, for which demonstrations are rewarded"
         problems.append(Problem("demos", "mismatch", text))
-    if not any(demos.success):
-        text = f"--demos {path}: none of the episodes ended in success, and nothing else of their rewards is known"
-        problems.append(Problem("demos", "mismatch", text))
-    if not any(map(demos.demonstrated, range(len(demos.actions)))):
-        text = f"--demos {path}: the policy acted in every step; demonstrations are those of a person or an expert"
-        problems.append(Problem("demos", "too_few", text))
+    ends = [demos.demonstrated(index)[-1][1] == len(demos.actions[index]) for index in demonstrated]
+    if demonstrated and not any(demos.success[index] and end for index, end in zip(demonstrated, ends)):
+        text = f"--demos {path}: none of the episodes ends in success by a person or an expert, and nothing else of "
+        problems.append(Problem("demos", "mismatch", f"{text}their rewards is known"))
     rewarded = ("success",) if any(task.dense_reward for task in tasks) else ("success", "env")
     other = [spec for spec in flags.rewards.reward if source_of(component_of(spec))[0] not in rewarded]
     if demos.decision_steps is not None:

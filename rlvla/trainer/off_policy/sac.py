@@ -262,7 +262,7 @@ class SAC(Algorithm):
     def _demonstrated(self, demos: Demonstrations) -> Memory:
         """A buffer with this rank's share of the demonstrations; it is not part of checkpoints."""
         rank, weights = self._strategy.rank, self.config.reward_weights()
-        share = range(rank, len(demos.actions), self._strategy.world_size)
+        share = demos.demonstrated_episodes[rank :: self._strategy.world_size]
         success = weights.get("success", 0.0) * self.config.success_reward + weights.get("env", 0.0)
         folder = self.config.replay_folder / f"demos_rank_{rank}"
         return Memory.of_demonstrations(self._policy, demos, share, self._sac.reward_scale * success, folder)

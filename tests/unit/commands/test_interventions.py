@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import re
+import shutil
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
 from cli.collect_demos import main
 from cli.convert_demos import main as convert
+from cli.train_ppo_vla import main as train_ppo
+from cli.train_sac_vla import main as train_sac
+from cli.train_sft_vla import main as train_sft
 from cli.view_data import main as view
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_demonstrations, read_several
@@ -142,3 +148,98 @@ def test_flags_that_nothing_reads(
         main([*flags, "--output", str(tmp_path / "demos")])
     assert words in capsys.readouterr().err
     assert not (tmp_path / "demos").exists()
+
+
+def flagged(folder: Path, copy: Path, *flags: bool) -> Path:
+    """A copy of the file whose episodes are by the expert (true) or the policy throughout."""
+    file = Path(shutil.copytree(folder, copy)) / "demos.hdf5"
+    with h5py.File(file, "r+") as content:
+        for number, flag in enumerate(flags):
+            content[f"data/demo_{number}/interventions"][:] = flag
+    return file
+
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture) -> Refused:
+    def run(command: Callable[[list[str]], object], *argv: object) -> str:
+        with pytest.raises(SystemExit) as stop:
+            command([str(token) for token in argv])
+        assert stop.value.code == 2
+        return " ".join(capsys.readouterr().err.split())
+
+    return run
+
+
+def test_episodes_in_which_only_the_policy_acted_are_refused(
+    folder: Path, policy_folder: Path, tmp_path: Path, refused: Refused
+) -> None:
+    file, output = flagged(folder, tmp_path / "copy", False, False, False, False), ["--save_path", tmp_path / "run"]
+    text = refused(train_sft, "--demos", file, "--pretrain", policy_folder, "--autonomous_weight", "1", *output)
+    assert "0 decisions of a person or an expert cannot be shared by 1 rank(s)" in text
+    text = refused(train_ppo, "--pretrain", policy_folder, "--ptx_coef", "0.1", "--ptx_demos", file, *output)
+    assert f"--ptx_demos: in {file} the policy acted in every step" in text
+    sac = ["--task_suite_name", "toy_reach", "--use_proprio", "--max_steps", "16", *output]
+    assert "0 episodes with actions of a person or an expert are fewer" in refused(train_sac, *sac, "--demos", file)
+
+
+def test_each_rank_of_rlpd_needs_an_episode_of_the_expert(
+    folder: Path, tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = flagged(folder, tmp_path / "copy", False, True, False, False)
+    assert read_demonstrations(file).demonstrated_episodes == [1]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    sac = ["--task_suite_name", "toy_reach", "--use_proprio", "--max_steps", "16", "--save_path", tmp_path / "run"]
+    assert "1 episodes with actions of a person or an expert are fewer than the 2" in refused(
+        train_sac, *sac, "--demos", file
+    )
+
+
+def test_success_of_the_policy_pays_no_expert(folder: Path, tmp_path: Path, refused: Refused) -> None:
+    file = flagged(folder, tmp_path / "copy", True, True, True, True)
+    sac = ["--task_suite_name", "toy_reach", "--use_proprio", "--max_steps", "16", "--save_path", tmp_path / "run"]
+    with h5py.File(file, "r+") as content:
+        for demo in content["data"].values():
+            demo.attrs["success"] = True
+            demo["interventions"][-1] = False
+    assert "none of the episodes ends in success by a person or an expert" in refused(train_sac, *sac, "--demos", file)
+
+
+def test_held_out_episodes_without_the_expert_measure_nothing(
+    folder: Path, policy_folder: Path, tmp_path: Path, refused: Refused
+) -> None:
+    """Whichever state is held out, one side has only steps of the policy."""
+    for expert in (0, 1, 2, 3):
+        file = flagged(folder, tmp_path / f"copy_{expert}", *(number == expert for number in range(4)))
+        flags = [
+            "--demos",
+            file,
+            "--pretrain",
+            policy_folder,
+            "--heldout_share",
+            "0.25",
+            "--save_path",
+            tmp_path / "run",
+        ]
+        assert "--heldout_share 0.25 of 4 initial state(s) leaves nothing to" in refused(train_sft, *flags)
+
+
+def test_a_dry_run_counts_the_rows_of_an_epoch(
+    folder: Path,
+    demos: Demonstrations,
+    demos_file: Path,
+    policy_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    reported = []
+    monkeypatch.setattr("rlvla.commands.train_sft.sft_report", lambda *args: reported.append(args[5]))
+    flags = ["--pretrain", str(policy_folder), "--autonomous_weight", "0.1", "--dry_run"]
+    train_sft(["--demos", str(folder), *flags])
+    assert reported == [rows_per_epoch(np.concatenate([~flags for flags in demos.interventions]), 0.1)]
+    assert reported != [sum(rows_per_epoch(~flags, 0.1) for flags in demos.interventions)], "rounded once"
+    assert "--autonomous_weight" not in caplog.text
+    train_sft(["--demos", str(demos_file), *flags])
+    assert "--autonomous_weight has no effect" in caplog.text
