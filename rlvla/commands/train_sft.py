@@ -93,7 +93,7 @@ def run_sft(
         demos = read_several(run.demos, run.cameras or None, options=run)
         rows = _demonstrated_rows(demos, range(len(demos.actions)))
         if rows < launched_world_size():
-            shared = f"{rows} decisions of a person or an expert cannot be shared by {launched_world_size()} rank(s)"
+            shared = f"{rows} demonstrated decisions cannot be shared by {launched_world_size()} ranks"
             text = f"--demos {' '.join(run.demos)}: {shared}; use fewer ranks or more demonstrations"
             problems.append(Problem("demos", "too_few", text))
     except ConfigError as error:

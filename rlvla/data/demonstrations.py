@@ -124,7 +124,7 @@ class Demonstrations:
         return np.zeros(len(steps), bool) if self.interventions is None else ~self.interventions[episode][steps]
 
     def demonstrated(self, episode: int) -> list[tuple[int, int]]:
-        """(first step, end) of each contiguous part of an episode in which a person or an expert acted."""
+        """(first step, end) of each segment of an episode in which a person or an expert acted."""
         if self.interventions is None:
             return [(0, len(self.actions[episode]))]
         changes = np.flatnonzero(np.diff(self.interventions[episode].astype(np.int8), prepend=0, append=0))

@@ -77,6 +77,6 @@ class Pilot:
         self._actions.clear()
 
     def follow(self, result: ChunkResult) -> None:
-        """A step was executed, by whomever."""
+        """Process an executed step, of the policy or the person."""
         if self._state is not None:
             self._state.follow(result)

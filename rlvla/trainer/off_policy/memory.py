@@ -193,8 +193,8 @@ class Memory:
         """Add the demonstrations with these indices; their only reward is `scale` for success, at the end.
 
         A decision is a chunk of their actions. Windows of a chunk begin at each step of its first chunk, so that every
-        step is the beginning of a decision. Of episodes with interventions, each part of the person or the expert is
-        added, truncated where the policy acts again.
+        step is the beginning of a decision. Of episodes with interventions, each segment of the person or the expert
+        is added, truncated where the policy acts again.
         """
         length, width = self._actor.stored_sizes.action_chunk_len, demos.actions[0].shape[1]
         episodes = []

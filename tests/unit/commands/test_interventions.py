@@ -178,7 +178,7 @@ def test_episodes_in_which_only_the_policy_acted_are_refused(
 ) -> None:
     file, output = flagged(folder, tmp_path / "copy", False, False, False, False), ["--save_path", tmp_path / "run"]
     text = refused(train_sft, "--demos", file, "--pretrain", policy_folder, "--autonomous_weight", "1", *output)
-    assert "0 decisions of a person or an expert cannot be shared by 1 rank(s)" in text
+    assert "0 demonstrated decisions cannot be shared by 1 ranks" in text
     text = refused(train_ppo, "--pretrain", policy_folder, "--ptx_coef", "0.1", "--ptx_demos", file, *output)
     assert f"--ptx_demos: in {file} the policy acted in every step" in text
     sac = ["--task_suite_name", "toy_reach", "--use_proprio", "--max_steps", "16", *output]
