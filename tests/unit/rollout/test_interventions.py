@@ -66,9 +66,9 @@ def test_it_has_control_of_the_last_steps(task: TaskSpec) -> None:
     assert follow(episode, *progress) == "PPTEE", "progress or not"
 
 
-def play(actor: Actor, rule: InterventionRule, workers: int = 2) -> list[Sample]:
+def play(actor: Actor, rule: InterventionRule, slots: int = 2, envs_per_worker: int = 1) -> list[Sample]:
     requests = [EpisodeRequest("toy_reach", 0, state, 40 + state, str(state)) for state in range(4)]
-    with EnvPool(workers) as pool:
+    with EnvPool(slots, envs_per_worker=envs_per_worker) as pool:
         engine = RolloutEngine(pool, KWARGS, {"success": 1.0}, RolloutConfig(deterministic_rollout=True))
         return engine.run(requests, actor, temperature=1.0, greedy=True, interventions=rule)
 
@@ -86,10 +86,10 @@ def test_an_expert_with_all_the_steps_plays_as_it_does_alone(actor: Actor, task:
 
 
 def test_flags_say_whose_actions_were_played(actor: Actor, task: TaskSpec) -> None:
-    """The policy's before the takeover; the same episodes for any number of workers, and with errors by their seeds."""
+    """The policy's before the takeover; the same episodes in a batched environment, and with errors by their seeds."""
     rule = InterventionRule(patience=4, reserve=10)
     alone = play(actor, InterventionRule(patience=1000, reserve=0))
-    for sample, other, own in zip(play(actor, rule), play(actor, rule, workers=1), alone):
+    for sample, other, own in zip(play(actor, rule), play(actor, rule, 4, envs_per_worker=4), alone):
         flags = sample.interventions.numpy()
         assert 0 < flags.sum() < len(flags) == sample.finish_step
         first = int(flags.argmax())
@@ -98,7 +98,7 @@ def test_flags_say_whose_actions_were_played(actor: Actor, task: TaskSpec) -> No
         np.testing.assert_array_equal(sample.played_actions, other.played_actions)
         assert not own.interventions.any()
     noisy = InterventionRule(4, 10, ExpertConfig(noise_std=0.2))
-    for sample, other in zip(play(actor, noisy), play(actor, noisy, workers=1)):
+    for sample, other in zip(play(actor, noisy), play(actor, noisy, slots=1)):
         np.testing.assert_array_equal(sample.played_actions, other.played_actions)
 
 
