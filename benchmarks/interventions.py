@@ -55,7 +55,7 @@ class Task:
 _PPO = (
     "--advantage_estimator gae --gamma 0.99 --lambd 0.95 --rollout_batch_size 25 --n_samples_per_prompt 1 "
     "--train_batch_size 25 --micro_train_batch_size 96 --max_epochs 2 --eps_clip_low_high 0.2 0.28 "
-    "--actor_learning_rate 4e-4 --critic_learning_rate 1e-3 --freezing_actor_steps 1 --num_envs 1 "
+    "--actor_learning_rate 4e-4 --critic_learning_rate 1e-3 --num_envs 1 "
     "--no-val_before_train --no-use_tensorboard"
 )
 _START = "--pretrain compact --compact_head gaussian --action_std_init 0.3 --sft_loss nll --learning_rate 2e-3"

@@ -76,6 +76,12 @@ def test_evaluate_any_policy(folder: Path, capsys: pytest.CaptureFixture) -> Non
     assert re.search(r"^reach +8 +100\.0% \[67\.6, 100\.0\]", said, re.MULTILINE) and "protocol heldout" in said
 
 
+def test_stable_baselines(capsys: pytest.CaptureFixture) -> None:
+    pytest.importorskip("stable_baselines3")
+    run_script("stable_baselines", STEPS__EPISODES=(512, 4))
+    assert re.search(r"^[0-4] of 4 held-out episodes succeed", capsys.readouterr().out, re.MULTILINE)
+
+
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_an_example_is_short_and_described(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) < 50
