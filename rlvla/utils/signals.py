@@ -447,14 +447,14 @@ def interrupts_deferred() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
         return
-    received: list[FrameType | None] = []
-    signal.signal(signal.SIGINT, lambda _, frame: received.append(frame))
+    received: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: received.append(number))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
     if received:
-        before(signal.SIGINT, received[0])
+        signal.raise_signal(signal.SIGINT)  # not `before` with the frame of its arrival, whose callers may be lost
 
 
 class StopSignals:

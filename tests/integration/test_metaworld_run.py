@@ -51,6 +51,7 @@ def test_training_under_perturbations_is_resumed_under_the_same(
     assert read_metrics(tmp_path / "ppo")[-1]["total/episodes"] == 8
 
 
+@pytest.mark.nightly
 def test_each_perturbation_is_evaluated_from_the_same_states(start: Path, tmp_path: Path) -> None:
     output = tmp_path / "each.json"
     given = ["--pretrain", start, "--num_envs", 1, "--eval_episodes", 2, "--max_steps", 10, "--output", output]

@@ -382,6 +382,7 @@ def compare_on_a_rank(rank: int, folder: str) -> dict[str, float]:
     return compare_variant(Path(folder), {"zero_stage": 3}, {"lora_rank": 16}, 2, 2, False)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_plan_of_two_ranks(tmp_path: Path) -> None:
     ratios, _ = run(compare_on_a_rank, str(wide_policy(tmp_path)))

@@ -237,6 +237,30 @@ def test_an_interrupt_in_a_finalizer_is_not_lost() -> None:
     assert went_on and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+IN_A_GENERATOR = """
+import os, signal
+from rlvla.utils.signals import interrupts_deferred, run_command
+
+def numbers():
+    os.kill(os.getpid(), signal.SIGINT)
+    yield 1
+
+@interrupts_deferred()
+def write():
+    list(numbers())
+
+run_command(write, "the same command starts over")
+"""
+
+
+def test_an_interrupt_in_a_generator_that_has_ended_is_not_lost(tmp_path: Path) -> None:
+    """Its frame no longer knows its callers, nor so that it belonged to the command."""
+    (tmp_path / "write.py").write_text(IN_A_GENERATOR)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, tmp_path / "write.py"], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "\nwrite.py: interrupted; the same command starts over\n")
+
+
 def test_nothing_changes_elsewhere() -> None:
     """Ignored signals stay ignored, other threads may use the block, and an error passes through."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
