@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the linters and all tests, learning runs and multi-process training included, on four processes. Arguments go to
+# Runs the linters and all tests, learning runs and multi-process training included, on three processes. Arguments go to
 # pytest:
 #   bash examples/scripts/test.sh -m "not slow"
 #   bash examples/scripts/test.sh -n 0 tests/unit/envs/workers/test_pool.py      (one process, to see the output)
@@ -14,6 +14,6 @@ mypy &
 types=$!
 # Tests of a file share fixtures and stay together, in order, since the longest come first.
 failed=0
-python -m pytest -n 4 --dist loadfile --no-loadscope-reorder "$@" || failed=$?
+python -m pytest -n 3 --dist loadfile --no-loadscope-reorder "$@" || failed=$?
 wait "$types" || failed=1
 exit "$failed"
