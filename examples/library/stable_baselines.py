@@ -1,4 +1,4 @@
-"""Train Stable-Baselines3's PPO on a suite, and evaluate it on initial states that it has not seen."""
+"""Train Stable-Baselines3's PPO on a suite, and evaluate it on held-out initial states."""
 
 # %%
 import gymnasium as gym
@@ -15,8 +15,9 @@ class Distance(gym.Wrapper):
     """Pays success, less the distance after each step."""
 
     def step(self, action):
-        seen, reward, *rest = self.env.step(action)
-        return seen, reward - float(np.linalg.norm(seen["state/target"] - seen["proprio"])), *rest
+        observation, reward, *rest = self.env.step(action)
+        distance = np.linalg.norm(observation["state/target"] - observation["proprio"])
+        return observation, reward - float(distance), *rest
 
 
 def make(states):
@@ -32,9 +33,10 @@ model.learn(STEPS)
 # %%
 heldout, successes = make("heldout"), 0
 for episode in range(EPISODES):
-    (seen, info), over = heldout.reset(seed=episode), False
+    (observation, info), over = heldout.reset(seed=episode), False
     while not over:
-        seen, _, terminated, truncated, info = heldout.step(model.predict(seen, deterministic=True)[0])
+        action, _ = model.predict(observation, deterministic=True)
+        observation, _, terminated, truncated, info = heldout.step(action)
         over = terminated or truncated
     successes += info["is_success"]
 print(f"{successes} of {EPISODES} held-out episodes succeed")

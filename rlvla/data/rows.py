@@ -51,7 +51,12 @@ def prepared(
 
 
 def rows_per_epoch(by_policy: np.ndarray, autonomous_weight: float) -> int:
-    """Number of rows of an epoch, of which [M] bool are those of a policy, see `DemonstrationRows.batches`."""
+    """Number of rows of an epoch: all demonstrated ones, and a fraction of the autonomous ones.
+
+    Args:
+        by_policy: [M] bool, the autonomous rows.
+        autonomous_weight: the fraction.
+    """
     return int((~by_policy).sum()) + round(autonomous_weight * int(by_policy.sum()))
 
 
@@ -142,7 +147,7 @@ class DemonstrationRows:
             rank: the rank whose share of each batch is returned.
             world_size: number of ranks.
             rows: the rows to train on, [m] int64; default all.
-            autonomous_weight: fraction of the rows of a policy that an epoch holds, drawn anew each time.
+            autonomous_weight: fraction of the autonomous rows in an epoch, sampled anew for each.
         """
         rows = np.arange(len(self)) if rows is None else rows
         demonstrated, own = rows[~self.by_policy[rows]], rows[self.by_policy[rows]]

@@ -53,14 +53,14 @@ class Pilot:
         spec, proprio = self._policy.spec, None
         if spec.proprio_dim and observation.proprio is not None:  # privileged state may follow
             proprio = observation.proprio[: spec.proprio_dim - (self._state.width if self._state else 0)]
-        seen = replace(observation, proprio=proprio)
+        observation = replace(observation, proprio=proprio)
         if self._state is not None:
-            seen = self._state.observe(seen)
+            observation = self._state.observe(observation)
         decision = decide(
             self._policy,
-            [seen.images],
-            [seen.proprio],
-            [seen.instruction],
+            [observation.images],
+            [observation.proprio],
+            [observation.instruction],
             noise=[spec.draw(self._rng)],
             temperature=self._temperature,
         )

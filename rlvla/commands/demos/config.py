@@ -12,7 +12,6 @@ from rlvla.options import Condition, arg
 from rlvla.utils.cli.flags import MAX_SEED
 from rlvla.utils.errors import Problem
 
-INTERVENERS = ("expert", "page")
 _BY_EXPERT = Condition(lambda flags: flags["intervene"] == "expert", "it belongs to --intervene expert")
 _NOT_ON_PAGE = Condition(
     lambda flags: flags["intervene"] != "page",
@@ -51,7 +50,7 @@ class CollectConfig:
         None,
         "--policy plays, corrected by the scripted expert, where an episode makes no progress or its step limit is "
         "near, or by a person on a page of the browser; each step records who acted",
-        choices=INTERVENERS,
+        choices=("expert", "page"),
     )
     intervene_patience: int | None = arg(
         None,

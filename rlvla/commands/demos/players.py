@@ -482,7 +482,7 @@ class PagePlayer(PolicyPlayer):
         return problems
 
     def _observation_problems(self) -> list[Problem]:
-        """Observations of the recording that are not those of the policy."""
+        """Mismatches between the observations of the recording and those that the policy was trained on."""
         recorded, trained, spec = self.env, self.setting.env, self.setting.spec
         size, problems = get_suite(trained.suite).default_image_size, []
         values: dict[str, tuple[Any, Any]] = {}

@@ -80,7 +80,7 @@ class AnswerChecker:
             length: number of actions.
             steps_before: steps of the episode before this chunk.
             record_frames: whether frames were requested.
-            by_expert: whether the actions are those of the scripted expert, as in `StepExpert`.
+            by_expert: whether it answers a `StepExpert`, and so has the expert's actions in `step_actions`.
 
         Raises:
             BadAnswerError: it is invalid.

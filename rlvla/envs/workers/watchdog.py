@@ -49,7 +49,8 @@ class WatchdogLimits:
     def of(self, phase: str) -> float:
         """The limit of a phase as `EnvPool.phase` names it."""
         limits = {"start": self.start, "make": self.create, "reset": self.reset}
-        return (limits | dict.fromkeys(("step_chunk", "step_expert"), self.step)).get(phase, self.expert)
+        limits |= {"step_chunk": self.step, "step_expert": self.step}
+        return limits.get(phase, self.expert)
 
 
 class WatchedPool:

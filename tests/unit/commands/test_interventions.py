@@ -131,25 +131,6 @@ def test_an_epoch_holds_a_share_of_the_policys_rows(
         assert len({tuple(epoch) for epoch in epochs(1)}) > 1, "others in each epoch"
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--task_suite_name", "toy_reach", "--intervene", "expert"], "--intervene expert: there is no --policy"),
-        (["--policy", "{policy}", "--intervene", "expert", "--corrections"], "with --intervene, leave it out"),
-        (["--policy", "{policy}", "--intervene_patience", "3"], "it belongs to --intervene expert"),
-        (["--policy", "{policy}", "--intervene_reserve", "3", "--offset_prob", "0.1"], "--offset_prob"),
-    ],
-)
-def test_flags_that_nothing_reads(
-    flags: list[str], words: str, policy_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    flags = [flag.format(policy=policy_folder) for flag in flags]
-    with pytest.raises(SystemExit):
-        main([*flags, "--output", str(tmp_path / "demos")])
-    assert words in capsys.readouterr().err
-    assert not (tmp_path / "demos").exists()
-
-
 def flagged(folder: Path, copy: Path, *flags: bool) -> Path:
     """A copy of the file whose episodes are by the expert (true) or the policy throughout."""
     file = Path(shutil.copytree(folder, copy)) / "demos.hdf5"

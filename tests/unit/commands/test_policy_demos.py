@@ -169,6 +169,10 @@ def test_corrections_among_demonstrations(policy_folder: Path, tmp_path: Path, c
     [
         (["--task_suite_name", "toy_reach", "--corrections"], "--corrections: there is no --policy"),
         (["--policy", "{policy}", "--corrections", "--offset_prob", "0.1"], "--offset_prob"),
+        (["--task_suite_name", "toy_reach", "--intervene", "expert"], "--intervene expert: there is no --policy"),
+        (["--policy", "{policy}", "--intervene", "expert", "--corrections"], "with --intervene, leave it out"),
+        (["--policy", "{policy}", "--intervene_patience", "3"], "it belongs to --intervene expert"),
+        (["--policy", "{policy}", "--intervene_reserve", "3", "--offset_prob", "0.1"], "--offset_prob"),
     ],
 )
 def test_flags_of_corrections_that_nothing_reads(
