@@ -1,4 +1,4 @@
-"""Train a return model, which predicts from frames how an episode will end (the value of advantage conditioning).
+"""Train a return model, which predicts from frames how an episode will end (for training by advantage).
 
 Example:
   python cli/train_value_vla.py --demos runs/demos runs/own --pretrain compact

@@ -246,6 +246,7 @@ class Experience:
         proprio: [B, P] float32, as in `Sample`.
         instructions: B strings.
         critic_state: [B, C] float32, normalized privileged state for a critic.
+        row_weights: [B] float32, factors on the supervised loss; None: 1.
         episode_index: [B] int64, episode of the rollout.
         trace: as in `Sample`, name -> [B, ...].
         reference: parameters of the reference policy's distributions, name -> [B, ...], for a loss on the exact KL.
@@ -268,6 +269,7 @@ class Experience:
     proprio: torch.Tensor | None = _decision()
     instructions: list[str] = _decision()
     critic_state: torch.Tensor | None = _decision()
+    row_weights: torch.Tensor | None = _decision()
     episode_index: torch.Tensor = _decision()
     trace: dict[str, torch.Tensor] | None = _decision()
     reference: dict[str, torch.Tensor] | None = _decision()

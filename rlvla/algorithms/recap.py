@@ -58,9 +58,17 @@ class ReturnScale:
             success: whether it ended in success.
             horizon: look-ahead in environment steps.
         """
+        later, rewards = self.rewards_until(steps, length, horizon)
+        return np.append(values, self.end(success))[later] + rewards - values
+
+    def rewards_until(self, steps: np.ndarray, length: int, horizon: int) -> tuple[np.ndarray, np.ndarray]:
+        """For each observation the first one at least `horizon` steps later, and the normalized rewards until then.
+
+        Returns:
+            [S] int64, S where the episode ends before; and [S] float64, without the return of its outcome.
+        """
         later = np.searchsorted(steps, steps + horizon)
-        ends = np.append(steps, length)[later]
-        return np.append(values, self.end(success))[later] - self.step * (ends - steps) - values
+        return later, -self.step * (np.append(steps, length)[later] - steps)
 
 
 def bin_centers() -> Tensor:

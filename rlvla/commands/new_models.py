@@ -117,8 +117,8 @@ def _tiny_sizes(sizes: NewModelConfig, defaults: Mapping[str, int] = MappingProx
     return {n: defaults.get(n) if (value := getattr(sizes, f"tiny_{n}")) is None else value for n in names}
 
 
-def _chunk(sizes: NewModelConfig, demos: Demonstrations) -> int:
-    """Actions per decision, by default as the suite of the demonstrations has it."""
+def new_chunk_len(sizes: NewModelConfig, demos: Demonstrations) -> int:
+    """Actions per decision of a new model, by default as the suite of the demonstrations has it."""
     suite = str(demos.env_args.get("task_suite_name"))
     return sizes.action_chunk_len or (get_suite(suite).chunk if is_known(suite) else Suite.chunk)
 
@@ -134,7 +134,7 @@ def lerobot_facts(demos: Demonstrations, run: SupervisedRunConfig, sizes: NewMod
         unnorm_key=key,
         cameras=tuple(run.cameras or demos.env_args["cameras"]),
         image_shape=demos.image_shape,
-        chunk_len=_chunk(sizes, demos),
+        chunk_len=new_chunk_len(sizes, demos),
         state_dim=proprio[0].shape[1],
         action_dim=demos.actions[0].shape[1],
         camera_map=read_camera_map(getattr(run, "camera_map", ()))[0],
@@ -163,7 +163,7 @@ def _compact_config(demos: Demonstrations, run: SupervisedRunConfig, sizes: NewM
         num_images_in_input=demos.images[0].shape[1],
         proprio_dim=demos.proprio[0].shape[1] if run.use_proprio and demos.proprio is not None else 0,
         action_dim=demos.actions[0].shape[1],
-        action_chunk_len=_chunk(sizes, demos),
+        action_chunk_len=new_chunk_len(sizes, demos),
         action_head=sizes.compact_head,
         head=sizes.head_options,
         channels=channels,
@@ -250,7 +250,7 @@ def _new_tiny(
         llm_mlp_dim=3 * sizes["llm_dim"],
         **sizes,
         model_variant=model_variant or "oft",
-        action_chunk_len=None if model_variant == "autoregressive" else _chunk(tiny, demos),
+        action_chunk_len=None if model_variant == "autoregressive" else new_chunk_len(tiny, demos),
         action_dim=demos.actions[0].shape[1],
         num_images_in_input=demos.images[0].shape[1],
         use_proprio=with_proprio,

@@ -45,6 +45,7 @@ class RecapConfig:
         for flag, instead in (
             ("max_steps", "give --round_steps"),
             ("advantage_conditioning", "each round trains its own return model"),
+            ("advantage_weighting", "rounds train on a condition"),
         ):
             if flag in given:
                 problems.append(Problem(flag, "no_effect", f"--{flag}: {instead}; leave it out"))

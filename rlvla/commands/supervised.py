@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from torch import nn
 
-from rlvla.checkpoints.run_folder import run_folder_problem
+from rlvla.checkpoints.run_folder import claimed_run_folder, run_folder_problem
 from rlvla.commands.model_checks import mismatch_with_policy
 from rlvla.commands.new_models import is_new, new_model, new_model_problems
+from rlvla.commands.run_policies import policy_folder
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.envs.config import EnvConfig, heldout_problems
 from rlvla.models.families import Checkpoint, check_checkpoint, checkpoint_overrides
@@ -21,11 +24,18 @@ from rlvla.trainer.supervised.config import (
     SFTConfig,
     SupervisedRunConfig,
 )
-from rlvla.utils.deepspeed.config import launched_world_size
+from rlvla.trainer.supervised.frame_trainer import FrameTrainer
+from rlvla.utils.cli.config_file import write_config_file
+from rlvla.utils.cli.flags import no_effect_problems, range_problems
+from rlvla.utils.deepspeed.config import StrategyConfig, launched_world_size
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
-from rlvla.utils.errors import Problem
-from rlvla.utils.files import output_folder_problem
-from rlvla.utils.terminal import count, header
+from rlvla.utils.errors import ConfigError, Problem, require
+from rlvla.utils.files import BestEffortWriter, output_folder_problem, write_json
+from rlvla.utils.seeding import seed_everything
+from rlvla.utils.terminal import count, header, log, quiet_libraries, table
+
+Run = TypeVar("Run", bound=FrameRunConfig)
+Config = TypeVar("Config", bound=FrameModelConfig)
 
 
 def supervised_problems(run: SupervisedRunConfig, config: SFTConfig | FrameModelConfig) -> Iterator[Problem]:
@@ -63,6 +73,70 @@ def supervised_header(
     return header(title, rows)
 
 
+def run_frame_model(
+    run: Run,
+    sizes: NewModelConfig,
+    config: Config,
+    strategy_config: StrategyConfig,
+    given: Collection[str],
+    *,
+    read: Callable[[Run], Demonstrations],
+    data_problems: Callable[[Demonstrations, Config, Run], Iterable[Problem]],
+    flag_problems: Iterable[Problem] = (),
+    new_trainer: Callable[[Checkpoint, Demonstrations, DeepspeedStrategy, Config, Run], FrameTrainer],
+    conclude: Callable[[Path, dict[str, float], Demonstrations, Run], None],
+) -> Path:
+    """Train a model of single frames and return its folder.
+
+    Args:
+        run: data, initial checkpoint and run folder.
+        sizes: sizes of a new model.
+        config: hyperparameters.
+        strategy_config: options of DeepSpeed.
+        given: names of the flags on the command line.
+        read: reads the episodes.
+        data_problems: problems of the episodes.
+        flag_problems: further problems of the flags.
+        new_trainer: makes the trainer from the initial checkpoint.
+        conclude: prints conclusions from the folder and its metrics.
+
+    Raises:
+        ConfigError: all problems of the configuration, before anything is started.
+    """
+    run = replace(run, pretrain=policy_folder(run.pretrain))
+    groups = (run, sizes, config, strategy_config)
+    problems = [*(p for group in groups for p in range_problems(group)), *supervised_problems(run, config)]
+    problems += [*strategy_config.problems(), *no_effect_problems(groups, {}, given), *flag_problems]
+    demos = None
+    try:
+        demos = read(run)
+        problems += data_problems(demos, config, run)
+        problems += frame_model_problems(run, sizes, demos)
+    except ConfigError as error:
+        problems += error.problems
+    if problems or demos is None:
+        raise ConfigError(problems)
+    if config.use_wandb:
+        require("wandb", extra="wandb")
+    quiet_libraries()
+    strategy = DeepspeedStrategy(strategy_config, seed=run.seed)
+    seed_everything(run.seed)
+    save_path = Path(run.save_path)
+    with claimed_run_folder(save_path, strategy):
+        if strategy.is_main:
+            write_config_file(save_path, groups)
+        trainer = new_trainer(_start_of_frame_model(run, sizes, demos, strategy), demos, strategy, config, run)
+        trainer.logger.describe(groups, outcomes=(trainer.outcome,))
+        if strategy.is_main:
+            log.info(supervised_header(trainer.name.replace("_", " "), run, config, trainer.model, demos, strategy))
+        metrics = trainer.fit()
+        if strategy.is_main:
+            BestEffortWriter("metrics.json").attempt(lambda: write_json(save_path / "metrics.json", metrics))
+            print(table(("held-out episodes", "value"), [(n.split("/")[1], f"{v:.4g}") for n, v in metrics.items()]))
+            conclude(trainer.exported, metrics, demos, run)
+        return trainer.exported
+
+
 def frame_model_problems(run: FrameRunConfig, sizes: NewModelConfig, demos: Demonstrations) -> Iterator[Problem]:
     """Problems of the data and the initial checkpoint of a model of single frames; ConfigError for its files."""
     paths, env = " ".join(run.demos), EnvConfig().completed(demos.env_args)
@@ -73,7 +147,7 @@ def frame_model_problems(run: FrameRunConfig, sizes: NewModelConfig, demos: Demo
         yield from mismatch_with_policy(demos, paths, _start(run.pretrain, run, demos).spec, run.pretrain)
 
 
-def start_of_frame_model(
+def _start_of_frame_model(
     run: FrameRunConfig, sizes: NewModelConfig, demos: Demonstrations, strategy: DeepspeedStrategy
 ) -> Checkpoint:
     """The checkpoint that a model of single frames starts from; a new one is written to `start/` in the run folder."""

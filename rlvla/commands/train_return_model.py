@@ -3,39 +3,27 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
-from rlvla.checkpoints.run_folder import claimed_run_folder
-from rlvla.commands.run_policies import policy_folder
-from rlvla.commands.supervised import (
-    frame_model_problems,
-    recorded_cameras,
-    start_of_frame_model,
-    supervised_header,
-    supervised_problems,
-)
+from rlvla.commands.supervised import recorded_cameras, run_frame_model
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import SUITE, read_several
-from rlvla.data.return_rows import return_scales
+from rlvla.data.return_rows import ActionScale, return_scales
 from rlvla.data.reward_model_rows import split_episodes
+from rlvla.models.families import Checkpoint
 from rlvla.trainer.supervised.config import NewModelConfig, ReturnModelConfig, ReturnRunConfig
 from rlvla.trainer.supervised.return_model_trainer import (
     CALIBRATION_FILE,
     LEAST_EXPLAINED,
+    ReturnFacts,
     ReturnModelTrainer,
     ReturnRecord,
 )
-from rlvla.utils.cli.config_file import write_config_file
-from rlvla.utils.cli.flags import no_effect_problems, range_problems
 from rlvla.utils.deepspeed.config import StrategyConfig, launched_world_size
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
-from rlvla.utils.errors import ConfigError, Problem, require
-from rlvla.utils.files import BestEffortWriter, write_json
-from rlvla.utils.seeding import seed_everything
-from rlvla.utils.terminal import log, quiet_libraries, show, table
+from rlvla.utils.errors import Problem
+from rlvla.utils.terminal import show
 
 
 def run_return_model(
@@ -49,56 +37,53 @@ def run_return_model(
 
     `given` are the names of the flags on the command line.
     """
-    run = replace(run, pretrain=policy_folder(run.pretrain))
-    parts = (run, tiny, config, strategy_config)
-    problems = [*(p for part in parts for p in range_problems(part)), *supervised_problems(run, config)]
-    problems += strategy_config.problems() + no_effect_problems(parts, {}, given)
-    demos = None
-    try:
-        demos = read_several(run.demos, run.cameras or None, options=run, same=(SUITE,))
-        problems += _data_problems(demos, config, run)
-        problems += frame_model_problems(run, tiny, demos)
-    except ConfigError as error:
-        problems += error.problems
-    if problems or demos is None:
-        raise ConfigError(problems)
-    if config.use_wandb:
-        require("wandb", extra="wandb")
-    quiet_libraries()
-    strategy = DeepspeedStrategy(strategy_config, seed=run.seed)
-    seed_everything(run.seed)
-    with claimed_run_folder(Path(run.save_path), strategy):
-        return _train(run, tiny, config, strategy, demos, parts)
+    return run_frame_model(
+        run,
+        tiny,
+        config,
+        strategy_config,
+        given,
+        read=lambda run: read_several(run.demos, run.cameras or None, options=run, same=(SUITE,)),
+        data_problems=_data_problems,
+        flag_problems=_sharding_problems(config, strategy_config),
+        new_trainer=_new_trainer,
+        conclude=_conclude,
+    )
 
 
-def _train(
-    run: ReturnRunConfig,
-    tiny: NewModelConfig,
-    config: ReturnModelConfig,
-    strategy: DeepspeedStrategy,
+def _new_trainer(
+    start: Checkpoint,
     demos: Demonstrations,
-    parts: Sequence[Any],
-) -> Path:
-    """Train with a checked configuration; `parts` are all groups of flags."""
-    save_path = Path(run.save_path)
-    if strategy.is_main:
-        write_config_file(save_path, parts)
-    model = start_of_frame_model(run, tiny, demos, strategy).load_return_model(new=True)
-    scales = return_scales(demos, config.failure_cost)
-    record = ReturnRecord(recorded_cameras(run, demos), tuple(demos.states_learned_from), scales=scales)
-    trainer = ReturnModelTrainer(model, demos, strategy, config, save_path, record, run.fallback_path)
-    trainer.logger.describe(parts, outcomes=("return_model/explained_variance",))
-    if strategy.is_main:
-        log.info(supervised_header("return model", run, config, model, demos, strategy))
-    metrics = trainer.fit()
-    if strategy.is_main:
-        BestEffortWriter("metrics.json").attempt(lambda: write_json(save_path / "metrics.json", metrics))
-        print(table(("held-out episodes", "value"), [(n.split("/")[1], f"{v:.4g}") for n, v in metrics.items()]))
-        show(verdict(metrics["return_model/explained_variance"], metrics["return_model/train_explained_variance"]))
-        show(f"saved {trainer.exported}; calibration: {save_path / CALIBRATION_FILE}")
-        if metrics["return_model/explained_variance"] >= LEAST_EXPLAINED:
-            show(f"--advantage_conditioning {shlex.quote(str(trainer.exported))} of train_sft_vla.py uses it")
-    return trainer.exported
+    strategy: DeepspeedStrategy,
+    config: ReturnModelConfig,
+    run: ReturnRunConfig,
+) -> ReturnModelTrainer:
+    iql = config.value_objective == "iql"
+    facts = ReturnFacts(return_scales(demos, config.failure_cost), actions=ActionScale.of(demos) if iql else None)
+    record = ReturnRecord(recorded_cameras(run, demos), tuple(demos.states_learned_from), facts=facts)
+    return ReturnModelTrainer(
+        start.load_return_model(new=True, action_values=iql),
+        demos,
+        strategy,
+        config,
+        Path(run.save_path),
+        record,
+        start.spec.action_chunk_len,
+        run.fallback_path,
+    )
+
+
+def _conclude(folder: Path, metrics: dict[str, float], demos: Demonstrations, run: ReturnRunConfig) -> None:
+    """Print the verdict, and the flags that use the model."""
+    explained = metrics["return_model/explained_variance"]
+    show(verdict(explained, metrics["return_model/train_explained_variance"]))
+    show(f"saved {folder}; calibration: {Path(run.save_path) / CALIBRATION_FILE}")
+    if explained >= LEAST_EXPLAINED:
+        flags = ["--advantage_conditioning", "--advantage_weighting"]
+        if ReturnFacts.read(folder).actions is not None:
+            flags.reverse()
+        quoted = shlex.quote(str(folder))
+        show(f"{flags[0]} {quoted} of train_sft_vla.py uses it ({flags[1]}, too)")
 
 
 def verdict(heldout: float, train: float) -> str:
@@ -125,3 +110,11 @@ def _data_problems(demos: Demonstrations, config: ReturnModelConfig, run: Return
         text = f"--demos {paths}: {len(demos.actions)} episodes leave too few to train on or to hold out; record more"
         return [Problem("demos", "too_few", text)]
     return []
+
+
+def _sharding_problems(config: ReturnModelConfig, strategy: StrategyConfig) -> list[Problem]:
+    """ZeRO-3, in which no rank has the whole networks that the targets follow."""
+    if config.value_objective != "iql" or strategy.zero_stage != 3:
+        return []
+    text = "--value_objective iql needs whole parameters on every rank: --zero_stage 0, 1 or 2"
+    return [Problem("value_objective", "contradiction", text)]

@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 from rlvla.checkpoints.policy_folder import PolicyRecord
-from rlvla.checkpoints.run_folder import claimed_run_folder
 from rlvla.commands.custom_modules import words_for_later_commands
-from rlvla.commands.run_policies import policy_folder
-from rlvla.commands.supervised import (
-    frame_model_problems,
-    recorded_cameras,
-    start_of_frame_model,
-    supervised_header,
-    supervised_problems,
-)
+from rlvla.commands.supervised import recorded_cameras, run_frame_model
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.replayed_episodes import replay_problem
 from rlvla.data.reward_model_rows import ranked_pairs, read_outcomes, split_episodes
+from rlvla.models.families import Checkpoint
 from rlvla.trainer.supervised.config import NewModelConfig, RewardModelConfig, RewardRunConfig
 from rlvla.trainer.supervised.reward_model_trainer import RewardModelTrainer
-from rlvla.utils.cli.config_file import write_config_file
-from rlvla.utils.cli.flags import no_effect_problems, range_problems
 from rlvla.utils.deepspeed.config import StrategyConfig, launched_world_size
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
-from rlvla.utils.errors import ConfigError, Problem, require
-from rlvla.utils.files import BestEffortWriter, write_json
-from rlvla.utils.seeding import seed_everything
-from rlvla.utils.terminal import log, quiet_libraries, show, suggest, table
+from rlvla.utils.errors import Problem
+from rlvla.utils.terminal import show, suggest
 
 
 def run_reward_model(
@@ -45,58 +32,39 @@ def run_reward_model(
 
     `given` are the names of the flags on the command line.
     """
-    run = replace(run, pretrain=policy_folder(run.pretrain))
-    parts = (run, tiny, config, strategy_config)
-    problems = [*(p for part in parts for p in range_problems(part)), *supervised_problems(run, config)]
-    problems += strategy_config.problems() + no_effect_problems(parts, {}, given)
-    problems += _pair_problems(config, launched_world_size())
-    demos = None
-    try:
-        demos = read_outcomes(run.demos, run.cameras or None, run)
-        problems += _data_problems(demos, config, run)
-        problems += frame_model_problems(run, tiny, demos)
-    except ConfigError as error:
-        problems += error.problems
-    if problems or demos is None:
-        raise ConfigError(problems)
-    if config.use_wandb:
-        require("wandb", extra="wandb")
-    quiet_libraries()
-    strategy = DeepspeedStrategy(strategy_config, seed=run.seed)
-    seed_everything(run.seed)
-    with claimed_run_folder(Path(run.save_path), strategy):
-        return _train(run, tiny, config, strategy, demos, parts)
+    return run_frame_model(
+        run,
+        tiny,
+        config,
+        strategy_config,
+        given,
+        read=lambda run: read_outcomes(run.demos, run.cameras or None, run),
+        data_problems=_data_problems,
+        flag_problems=_pair_problems(config, launched_world_size()),
+        new_trainer=_new_trainer,
+        conclude=_conclude,
+    )
 
 
-def _train(
-    run: RewardRunConfig,
-    tiny: NewModelConfig,
-    config: RewardModelConfig,
-    strategy: DeepspeedStrategy,
+def _new_trainer(
+    start: Checkpoint,
     demos: Demonstrations,
-    parts: Sequence[Any],
-) -> Path:
-    """Train with a checked configuration; `parts` are all groups of flags."""
-    save_path = Path(run.save_path)
-    if strategy.is_main:
-        write_config_file(save_path, parts)
-    model = start_of_frame_model(run, tiny, demos, strategy).load_reward_model(new=True)
+    strategy: DeepspeedStrategy,
+    config: RewardModelConfig,
+    run: RewardRunConfig,
+) -> RewardModelTrainer:
     record = PolicyRecord(recorded_cameras(run, demos), tuple(demos.states_learned_from))
-    trainer = RewardModelTrainer(model, demos, strategy, config, save_path, record, run.fallback_path)
-    trainer.logger.describe(parts, outcomes=("reward_model/auroc",))
-    if strategy.is_main:
-        log.info(supervised_header("reward model", run, config, model, demos, strategy))
-    metrics = trainer.fit()
-    result = trainer.exported
-    if strategy.is_main:
-        BestEffortWriter("metrics.json").attempt(lambda: write_json(save_path / "metrics.json", metrics))
-        print(table(("held-out episodes", "value"), [(n.split("/")[1], f"{v:.4g}") for n, v in metrics.items()]))
-        show(f"saved {result}; --reward_pretrain {shlex.quote(str(result))} adds it to the reward of a run")
-        if replay_problem(run.demos[0], demos) is None:
-            argv = ["--demos", run.demos[0], "--reward", "rm_model", "--rm_model_path", str(result)]
-            argv += ["--output", str(save_path / "scores")]
-            suggest(f"python cli/score_episodes.py {shlex.join(argv)}{words_for_later_commands()}")
-    return result
+    model = start.load_reward_model(new=True)
+    return RewardModelTrainer(model, demos, strategy, config, Path(run.save_path), record, run.fallback_path)
+
+
+def _conclude(folder: Path, metrics: dict[str, float], demos: Demonstrations, run: RewardRunConfig) -> None:
+    """Print where the model is, and the command that scores episodes with it."""
+    show(f"saved {folder}; --reward_pretrain {shlex.quote(str(folder))} adds it to the reward of a run")
+    if replay_problem(run.demos[0], demos) is None:
+        argv = ["--demos", run.demos[0], "--reward", "rm_model", "--rm_model_path", str(folder)]
+        argv += ["--output", str(Path(run.save_path) / "scores")]
+        suggest(f"python cli/score_episodes.py {shlex.join(argv)}{words_for_later_commands()}")
 
 
 def _pair_problems(config: RewardModelConfig, ranks: int) -> list[Problem]:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlvla.algorithms.iql import RowWeights, awr_weights
 from rlvla.checkpoints.policy_folder import PolicyRecord, learned_states, recorded_environment
 from rlvla.checkpoints.run_folder import claimed_run_folder
 from rlvla.commands.check_demos import warn_of
@@ -25,6 +26,7 @@ from rlvla.commands.new_models import (
     is_new,
     lerobot_facts,
     missing_of_new,
+    new_chunk_len,
     new_model,
     new_model_problems,
     unnorm_key_problems,
@@ -55,9 +57,14 @@ from rlvla.models.lerobot.settings import camera_problems, read_camera_map
 from rlvla.models.policy import Policy
 from rlvla.models.vla.choices import REGRESSION
 from rlvla.rollout import RolloutEngine
-from rlvla.trainer.supervised.advantage_labels import advantage_labels, rows_by_advantage
+from rlvla.trainer.supervised.advantages import (
+    advantage_labels,
+    advantages_ahead,
+    advantages_of_actions,
+    rows_by_advantage,
+)
 from rlvla.trainer.supervised.config import NewModelConfig, SFTConfig, SFTRunConfig, ValidationConfig
-from rlvla.trainer.supervised.return_model_trainer import LEAST_EXPLAINED, ReturnModelTrainer, read_return_scales
+from rlvla.trainer.supervised.return_model_trainer import LEAST_EXPLAINED, ReturnFacts, ReturnModelTrainer
 from rlvla.trainer.supervised.sft_trainer import SFTTrainer
 from rlvla.trainer.supervised.validation import Playing, percent, split_for_validation
 from rlvla.trainer.supervised.verdict import Verdict
@@ -98,7 +105,8 @@ def run_sft(
     if config.ema_decay and strategy_config.zero_stage == 3:
         text = f"--ema_decay {config.ema_decay} needs whole parameters on every rank: --zero_stage 0, 1 or 2"
         problems.append(Problem("ema_decay", "contradiction", text))
-    if config.advantage_conditioning is not None:
+    by_advantage = config.advantage_conditioning or config.advantage_weighting
+    if by_advantage is not None:
         config = replace(config, autonomous_weight=1.0)
     demos = None
     try:
@@ -118,6 +126,7 @@ def run_sft(
             problems += _start_problems(run, tiny, demos, actor_config, config, given)
         if demos is not None:
             problems += _conditioning_problems(run, tiny, config, demos)
+            problems += _weighting_problems(run, tiny, config, demos)
     except ConfigError as error:
         problems += error.problems
     episodes = None
@@ -134,8 +143,7 @@ def run_sft(
         warn_of(demos, run.demos, run)
         _warn_of_narrow_dimensions(demos)
         _warn_of_another_suite(demos, run.pretrain)
-        unconditioned = config.advantage_conditioning is None
-        if config.autonomous_weight and unconditioned and demos.interventions is None:
+        if config.autonomous_weight and by_advantage is None and demos.interventions is None:
             log.warning("--autonomous_weight has no effect: the demonstrations do not record who acted")
     if run.dry_run:
         if launched_rank() == 0:
@@ -190,10 +198,26 @@ def _train(
     if config.advantage_conditioning is not None:
         positive = _positive_rows(demos, config, actor.spec.action_chunk_len, strategy)
         record, actor.guidance = replace(record, guidance=config.guidance), config.guidance
+    weights = None
+    if config.advantage_weighting is not None:
+        weights = _row_weights(demos, config, actor.spec.action_chunk_len, strategy)
     trainer = SFTTrainer(
-        actor, demos, strategy, config, save_path, record, run.fallback_path, validation, playing, positive
+        actor,
+        demos,
+        strategy,
+        config,
+        save_path,
+        record,
+        run.fallback_path,
+        validation,
+        playing,
+        positive,
+        None if weights is None else weights.weights,
     )
     trainer.logger.describe(parts, outcomes=("sft/accuracy",))
+    if weights is not None:
+        shares = {"sft/awr_effective_share": weights.effective, "sft/awr_clipped_share": weights.clipped}
+        trainer.logger.log(shares, 0)
     if strategy.is_main:
         log.info(supervised_header("supervised training", run, config, actor, demos, strategy))
     metrics = trainer.fit()
@@ -216,12 +240,11 @@ def _positive_rows(
     """[M] bool: the rows that get the condition."""
     assert config.advantage_conditioning is not None
     folder = return_model_folder(config.advantage_conditioning)
-    scales, _ = read_return_scales(folder)
+    facts = ReturnFacts.read(folder)
     with passing_note(f"advantages by {folder}"), torch.random.fork_rng(devices=[]):  # training draws as without
-        model = check_checkpoint(folder).load_return_model().eval().to(strategy.device)
         labels = advantage_labels(
-            model,
-            scales,
+            facts.load_model(folder, strategy.device),
+            facts.scales,
             demos,
             strategy.device,
             horizon=config.advantage_horizon * action_chunk_len,
@@ -235,6 +258,56 @@ def _positive_rows(
             f"{int(own.sum()):,} by their advantage, on all {int((~own).sum()):,} of demonstrations and corrections"
         )
     return labels.positive
+
+
+def _row_weights(
+    demos: Demonstrations, config: SFTConfig, action_chunk_len: int, strategy: DeepspeedStrategy
+) -> RowWeights:
+    """Weights of advantage-weighted regression, computed by the main rank."""
+    assert config.advantage_weighting is not None
+    folder, weights = return_model_folder(config.advantage_weighting), None
+    if strategy.is_main:
+        facts = ReturnFacts.read(folder)
+        with passing_note(f"advantages by {folder}"), torch.random.fork_rng(devices=[]):  # training draws as without
+            model, device = facts.load_model(folder, strategy.device), strategy.device
+            if facts.actions is None:
+                horizon = config.advantage_horizon * action_chunk_len
+                advantages = advantages_ahead(model, facts.scales, demos, device, horizon)
+            else:
+                advantages = advantages_of_actions(model, facts.actions, demos, device, action_chunk_len)
+        weights = awr_weights(advantages, config.awr_temperature, config.awr_max_weight)
+        log.info(
+            f"advantage weights of {len(advantages):,} rows: effective sample size {percent(weights.effective)} of "
+            f"them, {percent(weights.clipped)} clipped; advantages {advantages.mean():.3f} +- {advantages.std():.3f}"
+        )
+    return strategy.gather_objects(weights)[0]
+
+
+def _weighting_problems(
+    run: SFTRunConfig, tiny: NewModelConfig, config: SFTConfig, demos: Demonstrations
+) -> Iterator[Problem]:
+    """Problems of the return model of advantage-weighted regression; ConfigError for its files."""
+    if config.advantage_weighting is None:
+        return
+    if config.advantage_conditioning is not None:
+        text = "--advantage_weighting and --advantage_conditioning are alternatives; leave one out"
+        yield Problem("advantage_weighting", "contradiction", text)
+    yield from _return_model_problems("advantage_weighting", config.advantage_weighting, run, demos)
+    folder = return_model_folder(config.advantage_weighting)
+    learned, acting = check_checkpoint(folder).spec.action_chunk_len, _chunk_len(run, tiny, demos)
+    if ReturnFacts.read(folder).actions is not None and acting != learned:
+        text = f"--advantage_weighting {folder}: values of chunks of {learned} actions, and the policy's have {acting}"
+        yield Problem("advantage_weighting", "mismatch", f"{text}; train it with --action_chunk_len {acting}")
+
+
+def _chunk_len(run: SFTRunConfig, tiny: NewModelConfig, demos: Demonstrations) -> int:
+    """Actions per decision of the policy to train."""
+    if is_new(run.pretrain):
+        return 1 if run.model_variant == "autoregressive" else new_chunk_len(tiny, demos)
+    if run.fit_to_demos:
+        return _before_refit(run, tiny).spec.action_chunk_len
+    overrides = _overrides(run.pretrain, run, tiny, demos)
+    return check_checkpoint(run.pretrain, run.unnorm_key, overrides=overrides).spec.action_chunk_len
 
 
 def _conditioning_problems(
@@ -256,22 +329,26 @@ def _conditioning_problems(
     elif run.model_variant == "autoregressive":
         text = "--advantage_conditioning: a policy that is --model_variant autoregressive takes no condition"
         yield Problem("advantage_conditioning", "mismatch", text)
-    folder = return_model_folder(config.advantage_conditioning)
-    scales, explained = read_return_scales(folder)
-    flag = f"--advantage_conditioning {folder}"
-    if explained < LEAST_EXPLAINED:
-        text = f"{flag} explains {explained:.2f} of the variance of held-out returns, so that advantages are noise"
-        yield Problem("advantage_conditioning", "explains_nothing", f"{text}; train a better one")
-    if unknown := sorted(set(demos.instructions) - set(scales)):
-        text = f"{flag} was not trained on {len(unknown)} task(s) of {paths}, such as {unknown[0]!r}"
-        yield Problem("advantage_conditioning", "other_tasks", f"{text}; train it on all --demos")
-    yield from mismatch_with_policy(demos, paths, check_checkpoint(folder).spec, str(folder))
-    if not demos.success_recorded:
-        yield Problem("demos", "mismatch", f"--demos {paths}: success is not recorded, which advantages depend on")
+    yield from _return_model_problems("advantage_conditioning", config.advantage_conditioning, run, demos)
     if not rows_by_advantage(demos, demonstrations=config.label_demonstrations).any():
         text = f"--advantage_conditioning: {paths} holds no episodes of a policy, so that all rows are positive; "
         text += "record some (collect_demos.py --policy --keep all), or give --label_demonstrations"
         yield Problem("demos", "no_own_episodes", text)
+
+
+def _return_model_problems(flag: str, path: str, run: SFTRunConfig, demos: Demonstrations) -> Iterator[Problem]:
+    """A return model that explains nothing or does not fit the data; `flag` names it, ConfigError for its files."""
+    folder, paths = return_model_folder(path), " ".join(run.demos)
+    facts = ReturnFacts.read(folder)
+    if facts.explained_variance < LEAST_EXPLAINED:
+        text = f"--{flag} {folder} explains {facts.explained_variance:.2f} of the variance of held-out returns, so "
+        yield Problem(flag, "explains_nothing", f"{text}that advantages are noise; train a better one")
+    if unknown := sorted(set(demos.instructions) - set(facts.scales)):
+        text = f"--{flag} {folder} was not trained on {len(unknown)} task(s) of {paths}, such as {unknown[0]!r}"
+        yield Problem(flag, "other_tasks", f"{text}; train it on all --demos")
+    yield from mismatch_with_policy(demos, paths, check_checkpoint(folder).spec, str(folder))
+    if not demos.success_recorded:
+        yield Problem("demos", "mismatch", f"--demos {paths}: success is not recorded, which advantages depend on")
 
 
 def return_model_folder(path: str) -> Path:

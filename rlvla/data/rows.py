@@ -131,6 +131,10 @@ class DemonstrationRows:
         """Let the instructions of positive rows [M] bool carry the condition; in `batches` with dropout."""
         self._positive, self._dropout = positive, dropout
 
+    def weight_by(self, weights: np.ndarray) -> None:
+        """Multiply the loss of each row by its weight [M]."""
+        self._rows = self._rows.with_fields(row_weights=torch.from_numpy(weights).float())
+
     def _conditioned(self, batch: Experience, rows: np.ndarray, dropped: np.ndarray | bool = False) -> Experience:
         """The batch of these rows, with the condition where they are positive and it is not dropped."""
         if self._positive is None:

@@ -120,13 +120,16 @@ class Checkpoint:
             raise ConfigError(f"{self.folder}: {type_of(self.folder)} policies have no reward model")
         return load_feature_reward_model(self.load_policy(config), self.folder, new=new)
 
-    def load_return_model(self, *, new: bool = False) -> Any:
-        """The return model in this folder, or a `new` one initialized from a policy; by default as for a critic."""
+    def load_return_model(self, *, new: bool = False, action_values: bool = False) -> Any:
+        """The return model in this folder, or a `new` one initialized from a policy; by default as for a critic.
+
+        `action_values`: of implicit Q-learning, see `rlvla.models.value_models.ActionValuePredictor`.
+        """
         from rlvla.models.value_models import load_feature_return_model
 
         if not self.spec.feature_dim:
             raise ConfigError(f"{self.folder}: {type_of(self.folder)} policies have no return model")
-        return load_feature_return_model(self.load_policy(), self.folder, new=new)
+        return load_feature_return_model(self.load_policy(), self.folder, new=new, action_values=action_values)
 
     def facts(self) -> dict[str, Any]:
         """Facts for a description of the folder besides the spec, title -> value."""

@@ -6,6 +6,7 @@ Each is a policy's body with a linear head.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -14,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from rlvla.algorithms.off_policy.target_networks import update_target
 from rlvla.algorithms.recap import BINS, expected_return
 from rlvla.experience import Experience
 from rlvla.models.config import ActorConfig
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
 VALUE_HEAD_FILE = "value_head.safetensors"
 REWARD_HEAD_FILE = "reward_head.safetensors"
 RETURN_HEAD_FILE = "return_head.safetensors"
+ACTION_VALUE_HEAD_FILE = "action_value_head.safetensors"
+ACTION_CHUNK = "action_chunk"  # entry of the trace of batches for an `ActionValuePredictor`
+CRITIC_WIDTH = 256
+MIDDLE_RETURN = -0.5  # of [-1, 0]: where values start
 
 
 def scalar_head(width: int, outputs: int = 1) -> nn.Linear:
@@ -42,7 +48,7 @@ class _HeadModel(nn.Module):
 
     body_name: ClassVar[str]  # attribute of the body, and its prefix in a state dict
     head_file: ClassVar[str]
-    head: nn.Linear
+    head: Any
 
     def load_head(self, folder: str | Path) -> bool:
         """Read the head from a folder; False if there is none.
@@ -83,7 +89,10 @@ class _OpenVLAHeadModel(_HeadModel):
     def __init__(self, vla: OpenVLAForActionPrediction, inputs: VLAInputs):
         super().__init__()
         self.vla, self.inputs = vla, inputs
-        self.head = scalar_head(inputs.config.text_config.hidden_size, self.outputs)
+        self.head = self._new_head()
+
+    def _new_head(self) -> nn.Module:
+        return scalar_head(self.inputs.config.text_config.hidden_size, self.outputs)
 
     @classmethod
     def _load(
@@ -110,14 +119,28 @@ class _OpenVLAHeadModel(_HeadModel):
         The first position never depends on `trace`. In the autoregressive variant later positions do, and their outputs
         are meaningless without it.
         """
+        return self.head(self._hidden(input_ids, attention_mask, images, proprio, trace)).squeeze(-1).float()
+
+    def _hidden(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        images: Tensor,
+        proprio: Tensor | None,
+        trace: dict[str, Tensor] | None = None,
+    ) -> Tensor:
+        """[B, K, d], inputs as for `forward`."""
         dtype = next(self.parameters()).dtype
         pixels, state = self.inputs.pixel_values(images, dtype), None if proprio is None else proprio.to(dtype)
         tokens = (trace or {}).get("tokens")
         if tokens is None:
             tokens = input_ids.new_zeros(len(input_ids), self.inputs.config.num_action_tokens)
         ids = self.inputs.action_tokenizer.columns_to_ids(tokens)
-        hidden = self.vla.action_hidden_states(input_ids, attention_mask, pixels, state, ids)
-        return self.head(hidden).squeeze(-1).float()
+        return self.vla.action_hidden_states(input_ids, attention_mask, pixels, state, ids)
+
+    def observed(self, **inputs: Any) -> Tensor:
+        """[B, d]: features of the observation, at the first action position."""
+        return self._hidden(**inputs)[:, 0]
 
     def prepare(self, images: np.ndarray, proprio: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
         """See `RolloutPolicy.prepare`; proprio only if the network reads it."""
@@ -217,34 +240,104 @@ class ReturnModel(ReturnPredictor, _OpenVLAHeadModel):
         """[B, `BINS`] float32 logits; inputs as in `Actor.forward`."""
         return super().forward(*args, **kwargs)[:, 0]
 
-    @classmethod
-    def load(cls, path: str | Path, unnorm_key: str | None = None, *, new: bool) -> ReturnModel:
-        """The return model in a folder, or a new one from a policy folder.
 
-        Raises:
-            ConfigError: the folder has no head of a return model.
-        """
-        model = cls._load(path, unnorm_key)
-        if not new and not model.load_head(path):
-            raise _not_a("return model", path, RETURN_HEAD_FILE)
-        return model
+class ActionValuePredictor(ReturnPredictor):
+    """The predictions of implicit Q-learning: state values V(s), and Q(s, a) of action chunks.
+
+    Scored batches carry the normalized chunks, [B, A, D], in their trace (`ACTION_CHUNK`).
+    """
+
+    head: Any  # an `ActionValueHead`
+    observed: Callable[..., Tensor]
+
+    def forward(self, chunk: Tensor, **inputs: Any) -> dict[str, Tensor]:
+        """`values` [B], `action_values` and `target_values` [B, 2], float32."""
+        return self.head(self.observed(**inputs), chunk)
+
+    def score(self, batch: Experience) -> dict[str, Any]:
+        """Keyword arguments of `forward` for a batch."""
+        assert batch.trace is not None
+        observations: dict[str, Any] = super().score(batch.with_fields(trace=None))
+        return {**observations, "chunk": batch.trace[ACTION_CHUNK]}
+
+    @torch.no_grad()
+    def expected_returns(self, batch: Experience) -> Tensor:
+        """[B] float32 in [-1, 0]: V(s) of the observations of a batch, with or without chunks."""
+        features = self.observed(**super().score(batch.with_fields(trace=None)))
+        return self.head.value(features).squeeze(-1).float().clamp(-1.0, 0.0)
+
+    @torch.no_grad()
+    def advantages(self, batch: Experience) -> Tensor:
+        """[B] float32: min Q(s, a) - V(s), by the target networks."""
+        output = self(**self.score(batch))
+        return output["target_values"].amin(1) - output["values"]
+
+
+class ActionValueHead(nn.Module):
+    """V(s), twin Q(s, a) and their target networks, on features of the observation.
+
+    Args:
+        width: of the features.
+        numbers: A * D, of an action chunk.
+    """
+
+    def __init__(self, width: int, numbers: int):
+        super().__init__()
+        self.value = scalar_head(width)
+        nn.init.constant_(self.value.bias, MIDDLE_RETURN)
+        self.action_values = nn.ModuleList([self._critic(width + numbers) for _ in range(2)])
+        self.targets = deepcopy(self.action_values).requires_grad_(False)
+
+    @staticmethod
+    def _critic(inputs: int) -> nn.Sequential:
+        width, out = CRITIC_WIDTH, scalar_head(CRITIC_WIDTH)
+        nn.init.constant_(out.bias, MIDDLE_RETURN)
+        return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), out)
+
+    def forward(self, features: Tensor, chunk: Tensor) -> dict[str, Tensor]:
+        """See `ActionValuePredictor.forward`; `features` [B, d], `chunk` [B, A, D]."""
+
+        def evaluated(critics: nn.ModuleList, observed: Tensor) -> Tensor:
+            inputs = torch.cat([observed, chunk.flatten(1).to(observed.dtype)], 1)
+            dtype = next(critics.parameters()).dtype  # target networks stay in float32
+            return torch.cat([critic(inputs.to(dtype)) for critic in critics], 1).float()
+
+        return {
+            "values": self.value(features).squeeze(-1).float(),
+            "action_values": evaluated(self.action_values, features),
+            "target_values": evaluated(self.targets, features.detach()),
+        }
+
+    def update_targets(self, tau: float) -> None:
+        """Polyak average of the target networks."""
+        update_target(self.targets, self.action_values, tau)
+
+
+class ActionValueModel(ActionValuePredictor, _OpenVLAHeadModel):  # type: ignore[misc]  # it has more outputs
+    """Implicit Q-learning on the first action position of an OpenVLA network."""
+
+    head_file = ACTION_VALUE_HEAD_FILE
+
+    def _new_head(self) -> nn.Module:
+        config = self.inputs.config
+        return ActionValueHead(config.text_config.hidden_size, config.action_chunk_len * config.action_dim)
 
 
 class _FeatureModel(_HeadModel):
-    """The body of a policy of any family, with a linear head on `Policy.features` that starts at zero.
+    """The body of a policy of any family, with a head on `Policy.features`.
 
     Args:
         policy: a `Policy` with `freeze_read_out`, which freezes the parameters that `features` does not depend on.
-        outputs: of the head.
+        head: the head.
     """
 
     body_name = "policy"
 
-    def __init__(self, policy: Any, outputs: int):
+    def __init__(self, policy: Any, head: nn.Module):
         super().__init__()
         self.policy = policy
         policy.freeze_read_out()
-        self.head = scalar_head(policy.spec.feature_dim, outputs)
+        self.head = head
 
     def prepare(self, images: np.ndarray, proprio: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
         """See `RolloutPolicy.prepare`."""
@@ -254,6 +347,10 @@ class _FeatureModel(_HeadModel):
         """Keyword arguments of `forward` for a batch."""
         return {"batch": batch}
 
+    def observed(self, batch: Experience) -> Tensor:
+        """[B, d]: features of the observation, at the first column."""
+        return self.policy.features(batch)[:, 0]
+
 
 class FeatureCritic(_FeatureModel):
     """State values from a separate network; the value of an action is read at its first column."""
@@ -261,7 +358,7 @@ class FeatureCritic(_FeatureModel):
     head_file = VALUE_HEAD_FILE
 
     def __init__(self, policy: Any):
-        super().__init__(policy, 1)
+        super().__init__(policy, scalar_head(policy.spec.feature_dim))
 
     def forward(self, batch: Experience) -> Tensor:
         """[B, K] float32."""
@@ -274,11 +371,11 @@ class FeatureRewardModel(SuccessPredictor, _FeatureModel):
     head_file = REWARD_HEAD_FILE
 
     def __init__(self, policy: Any):
-        super().__init__(policy, 2)
+        super().__init__(policy, scalar_head(policy.spec.feature_dim, 2))
 
     def forward(self, batch: Experience) -> Tensor:
         """[B, 2] float32: logits of success and progress."""
-        return self.head(self.policy.features(batch)[:, 0]).float()
+        return self.head(self.observed(batch)).float()
 
 
 class FeatureReturnModel(ReturnPredictor, _FeatureModel):
@@ -287,11 +384,21 @@ class FeatureReturnModel(ReturnPredictor, _FeatureModel):
     head_file = RETURN_HEAD_FILE
 
     def __init__(self, policy: Any):
-        super().__init__(policy, BINS)
+        super().__init__(policy, scalar_head(policy.spec.feature_dim, BINS))
 
     def forward(self, batch: Experience) -> Tensor:
         """[B, `BINS`] float32 logits."""
-        return self.head(self.policy.features(batch)[:, 0]).float()
+        return self.head(self.observed(batch)).float()
+
+
+class FeatureActionValueModel(ActionValuePredictor, _FeatureModel):
+    """Implicit Q-learning on the features of a policy of any family."""
+
+    head_file = ACTION_VALUE_HEAD_FILE
+
+    def __init__(self, policy: Any):
+        spec = policy.spec
+        super().__init__(policy, ActionValueHead(spec.feature_dim, spec.action_chunk_len * spec.action_dim))
 
 
 def load_feature_critic(policy: Any, folder: Path) -> FeatureCritic:
@@ -313,11 +420,23 @@ def load_feature_reward_model(policy: Any, folder: Path, *, new: bool) -> Featur
     return model
 
 
-def load_feature_return_model(policy: Any, folder: Path, *, new: bool) -> FeatureReturnModel:
+def load_feature_return_model(
+    policy: Any, folder: Path, *, new: bool, action_values: bool
+) -> FeatureReturnModel | FeatureActionValueModel:
     """The return model of a folder whose policy has been loaded, or a new one; ConfigError without its head."""
-    model = FeatureReturnModel(policy)
+    model = FeatureActionValueModel(policy) if action_values else FeatureReturnModel(policy)
     if not new and not model.load_head(folder):
-        raise _not_a("return model", folder, RETURN_HEAD_FILE)
+        raise _not_a("return model", folder, model.head_file)
+    return model
+
+
+def load_openvla_return_model(
+    folder: Path, unnorm_key: str | None, *, new: bool, action_values: bool
+) -> ReturnModel | ActionValueModel:
+    """As `load_feature_return_model`, for a folder of an OpenVLA policy."""
+    model = (ActionValueModel if action_values else ReturnModel)._load(folder, unnorm_key)
+    if not new and not model.load_head(folder):
+        raise _not_a("return model", folder, model.head_file)
     return model
 
 

@@ -35,7 +35,8 @@ def rows(n: int, tokens: int, *, seed: int = 0, **changes: object) -> Experience
 def test_every_field_has_a_role() -> None:
     assert {f.metadata["role"] for f in fields(Experience)} == {"step", "decision"}
     assert {f.name for f in fields(Experience) if f.metadata["role"] == "decision"} == {
-        *("images", "proprio", "instructions", "critic_state", "episode_index", "trace", "reference", "staleness")
+        *("images", "proprio", "instructions", "critic_state", "episode_index", "trace", "reference", "staleness"),
+        "row_weights",
     }
 
 

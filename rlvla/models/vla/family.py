@@ -27,7 +27,7 @@ from rlvla.models.families import (
 from rlvla.models.flow.settings import FLOW_SETTINGS
 from rlvla.models.lora import lora_layers
 from rlvla.models.policy import Policy
-from rlvla.models.value_models import Critic, ReturnModel, RewardModel
+from rlvla.models.value_models import Critic, RewardModel, load_openvla_return_model
 from rlvla.models.vla.checkpoint import check_weights, read_config, read_statistics
 from rlvla.models.vla.checkpoint_files import action_heads
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
@@ -91,9 +91,9 @@ class OpenVLACheckpoint(Checkpoint):
             return RewardModel.from_policy(self.folder, self.unnorm_key)
         return RewardModel.from_pretrained(self.folder, self.unnorm_key, config)
 
-    def load_return_model(self, *, new: bool = False) -> ReturnModel:
+    def load_return_model(self, *, new: bool = False, action_values: bool = False) -> Any:
         """See `Checkpoint.load_return_model`."""
-        return ReturnModel.load(self.folder, self.unnorm_key, new=new)
+        return load_openvla_return_model(self.folder, self.unnorm_key, new=new, action_values=action_values)
 
     def preparation_differences(self, other: Checkpoint) -> list[str]:
         """See `Checkpoint.preparation_differences`."""

@@ -19,7 +19,7 @@ from rlvla.models.config import (
 )
 from rlvla.models.lerobot.new import TINY_FAMILIES
 from rlvla.models.vla.choices import ACTION_STD_KINDS, MODEL_VARIANTS, PLATFORMS
-from rlvla.options import Condition, arg, fill_selected, given, selected
+from rlvla.options import Condition, arg, equals, fill_selected, given, selected
 from rlvla.trainer.config import LoggingConfig, dry_run_flag, fallback_path_flag, gpu_memory_flag, max_bad_steps_flag
 from rlvla.utils.cli.flags import MAX_SEED
 from rlvla.utils.deepspeed.schedules import SCHEDULERS
@@ -27,6 +27,7 @@ from rlvla.utils.deepspeed.schedules import SCHEDULERS
 NEW_MODELS = ("tiny", "compact")
 PAIR_ORDERS = ("success", "length", "return", "rank")
 SFT_LOSSES = ("l1", "nll")
+VALUE_OBJECTIVES = ("returns", "iql")
 
 
 def _new_lerobot(flags: Mapping[str, Any]) -> bool:
@@ -61,7 +62,12 @@ _MEASURES = Condition(
     "there are no measurements without --heldout_share or --eval_epochs",
 )
 
-_CONDITIONED = given("advantage_conditioning")
+_CONDITIONED, _WEIGHTED = given("advantage_conditioning"), given("advantage_weighting")
+_BY_ADVANTAGE = Condition(
+    lambda flags: bool(flags["advantage_conditioning"] or flags["advantage_weighting"]),
+    "no effect without --advantage_conditioning or --advantage_weighting",
+)
+_IQL = equals("value_objective", "iql")
 
 
 @dataclass(frozen=True)
@@ -239,7 +245,8 @@ class SFTConfig(OptimizerConfig):
         minimum=0,
         maximum=1,
         read_if=Condition(
-            lambda flags: not flags["advantage_conditioning"], "--advantage_conditioning trains on all steps"
+            lambda flags: not _BY_ADVANTAGE.holds(flags),
+            "--advantage_conditioning and --advantage_weighting train on all steps",
         ),
     )
     advantage_conditioning: str | None = arg(
@@ -250,7 +257,11 @@ class SFTConfig(OptimizerConfig):
         essential=True,
     )
     advantage_horizon: int = arg(
-        10, "look-ahead of the advantages, in decisions", minimum=1, maximum=100_000, read_if=_CONDITIONED
+        10,
+        "look-ahead of the advantages, in decisions (implicit Q-learning has its own advantages)",
+        minimum=1,
+        maximum=100_000,
+        read_if=_BY_ADVANTAGE,
     )
     positive_share: float = arg(
         0.3, "fraction of a policy's steps, per task, that get the condition", above=0, below=1, read_if=_CONDITIONED
@@ -270,6 +281,27 @@ class SFTConfig(OptimizerConfig):
         minimum=0,
         maximum=100,
         read_if=_CONDITIONED,
+    )
+    advantage_weighting: str | None = arg(
+        None,
+        "advantage-weighted regression: return model of cli/train_value_vla.py (or its run), best of "
+        "--value_objective iql; trains on all episodes, each step weighted by its advantage",
+        metavar="DIR",
+        essential=True,
+    )
+    awr_temperature: float = arg(
+        3.0,
+        "inverse temperature: weights are exp(this x advantage / standard deviation of the advantages); 0: all equal",
+        minimum=0,
+        maximum=100,
+        read_if=_WEIGHTED,
+    )
+    awr_max_weight: float = arg(
+        100.0,
+        "upper bound of the weights, before they are divided by their mean",
+        minimum=1,
+        maximum=1e6,
+        read_if=_WEIGHTED,
     )
     label_smoothing: float = arg(
         0.0, "fraction of each label spread uniformly over all action tokens", minimum=0, maximum=0.9
@@ -460,6 +492,23 @@ class FrameModelConfig(OptimizerConfig):
 class ReturnModelConfig(FrameModelConfig):
     """Hyperparameters of return model training."""
 
+    value_objective: str = arg(
+        "returns",
+        "returns: their distribution, for RECAP; iql: implicit Q-learning, state values by expectile regression and "
+        "values of action chunks, for advantage-weighted regression",
+        choices=VALUE_OBJECTIVES,
+        essential=True,
+    )
+    expectile: float = arg(
+        0.7,
+        "expectile of the state values: 0.5 is the mean over the recorded actions, towards 1 the best of them",
+        above=0,
+        below=1,
+        read_if=_IQL,
+    )
+    target_tau: float = arg(
+        0.005, "share of the networks in their targets per optimizer step", above=0, maximum=1, read_if=_IQL
+    )
     failure_cost: float = arg(
         1.0, "cost of a failed episode, in lengths of the task's longest episode", minimum=0, maximum=100
     )

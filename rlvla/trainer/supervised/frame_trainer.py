@@ -38,11 +38,14 @@ class FrameTrainer(ABC):
 
     Attributes:
         name: of the model: prefix of the metrics, and name of the exported folder.
+        outcome: metric that summarizes a run.
         selects_by: metric whose largest value selects the epoch after which the model is exported; None: the last one.
+        model: the model in training.
         exported: the exported folder, after `fit`.
     """
 
     name: ClassVar[str]
+    outcome: ClassVar[str]
     selects_by: ClassVar[str | None] = None
 
     def __init__(
@@ -58,7 +61,7 @@ class FrameTrainer(ABC):
         drawn: int,
         batch: int,
     ):
-        self._strategy, self._save_path, self._record = strategy, save_path, record
+        self._strategy, self._save_path, self._record, self.model = strategy, save_path, record, model
         self._fallback_path, self.exported = fallback_path, save_path / self.name
         self._items, self._drawn, self._batch = items, drawn, min(batch, drawn)
         self._epochs, self._logging_steps = config.max_epochs, config.logging_steps

@@ -1,4 +1,4 @@
-"""Training of a `ReturnModel`, which predicts from single frames how an episode will end."""
+"""Training of return models, which predict from single frames how an episode will end, and of action values (IQL)."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rlvla.algorithms.iql import iql_loss, td_targets
 from rlvla.algorithms.recap import ReturnScale, smoothed_histogram
 from rlvla.checkpoints.policy_folder import PolicyRecord
 from rlvla.data.demonstrations import Demonstrations
-from rlvla.data.return_rows import ReturnRows, predicted_returns
+from rlvla.data.return_rows import ActionScale, ReturnRows, Transitions, predicted_returns, with_chunks
 from rlvla.data.reward_model_rows import split_episodes
 from rlvla.evaluation.statistics import spearman
 from rlvla.experience import Experience
-from rlvla.models.value_models import ReturnModel
+from rlvla.models.families import check_checkpoint
+from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.supervised.config import ReturnModelConfig
 from rlvla.trainer.supervised.frame_trainer import FrameTrainer
 from rlvla.utils.data_files import check_types, read_dataclass, read_json
@@ -31,81 +34,134 @@ LEAST_EXPLAINED = 0.05  # explained variance on held-out episodes below which pr
 
 
 @dataclass(frozen=True)
-class ReturnRecord(PolicyRecord):
-    """Record of a return model.
+class ReturnFacts:
+    """Facts about a return model that its users need.
 
     Attributes:
         scales: instruction -> normalization of the returns of that task.
         explained_variance: of the returns of held-out episodes.
+        actions: normalization of the actions that implicit Q-learning reads; None: the model has no action values.
     """
 
-    scales: dict[str, ReturnScale] = field(default_factory=dict)
+    scales: dict[str, ReturnScale]
     explained_variance: float = 0.0
+    actions: ActionScale | None = None
+
+    @classmethod
+    def read(cls, folder: Path) -> ReturnFacts:
+        """The facts in the folder of a return model.
+
+        Raises:
+            ConfigError: the folder has no such record, or it cannot be read.
+        """
+        path = folder / RETURNS_FILE
+        if not path.is_file():
+            text = f"{folder} is not a return model of cli/train_value_vla.py: {RETURNS_FILE} is missing there"
+            raise ConfigError.of(None, "missing_file", text)
+        raw = read_json(path)
+        check_types(raw, {"scales": dict, "explained_variance": float, "actions": dict | None}, path)
+        scales = {name: read_dataclass(ReturnScale, of_task, path) for name, of_task in raw.get("scales", {}).items()}
+        actions = raw.get("actions")
+        if actions is not None:
+            actions = read_dataclass(ActionScale, actions, path)
+        return cls(scales, float(raw.get("explained_variance", 0.0)), actions)
+
+    def load_model(self, folder: Path, device: torch.device) -> Any:
+        """The model in its folder, for predictions."""
+        model = check_checkpoint(folder).load_return_model(action_values=self.actions is not None)
+        return model.eval().to(device)
+
+
+@dataclass(frozen=True)
+class ReturnRecord(PolicyRecord):
+    """Record of a return model.
+
+    Attributes:
+        facts: about its returns.
+    """
+
+    facts: ReturnFacts = field(default_factory=lambda: ReturnFacts({}))
 
     def write(self, folder: Path) -> None:
         """Write the environment, and `returns.json`."""
         super().write(folder)
-        scales = {instruction: asdict(scale) for instruction, scale in self.scales.items()}
-        write_json(folder / RETURNS_FILE, {"scales": scales, "explained_variance": self.explained_variance})
-
-
-def read_return_scales(folder: Path) -> tuple[dict[str, ReturnScale], float]:
-    """The normalization by instruction, and the explained variance, from a folder of a return model.
-
-    Raises:
-        ConfigError: the folder has no such record, or it cannot be read.
-    """
-    path = folder / RETURNS_FILE
-    if not path.is_file():
-        text = f"{folder} is not a return model of cli/train_value_vla.py: {RETURNS_FILE} is missing there"
-        raise ConfigError.of(None, "missing_file", text)
-    raw = read_json(path)
-    check_types(raw, {"scales": dict, "explained_variance": float}, path)
-    scales = {name: read_dataclass(ReturnScale, of_task, path) for name, of_task in raw.get("scales", {}).items()}
-    return scales, float(raw.get("explained_variance", 0.0))
+        write_json(folder / RETURNS_FILE, asdict(self.facts))
 
 
 class ReturnModelTrainer(FrameTrainer):
     """Trains a return model on episodes with known outcomes; the epoch that explains held-out returns best is kept.
 
     Args:
-        model: the model to train.
+        model: the model to train, a `ReturnModel`, or an `ActionValuePredictor` by implicit Q-learning.
         demos: the episodes.
         strategy: process group and DeepSpeed engines.
         config: training hyperparameters.
         save_path: run folder; the result goes to its subfolder `return_model/`.
         record: written into the exported folder, completed with the explained variance.
+        chunk_len: A, actions per decision.
         fallback_path: parent of the exported folder if it cannot be written to `save_path`.
     """
 
     name, selects_by = "return_model", "return_model/explained_variance"
+    outcome = selects_by
+    model: Any
     _record: ReturnRecord
     _best: float | None  # explained variance of the best epoch
 
     def __init__(
         self,
-        model: ReturnModel,
+        model: Any,
         demos: Demonstrations,
         strategy: DeepspeedStrategy,
         config: ReturnModelConfig,
         save_path: Path,
         record: ReturnRecord,
+        chunk_len: int,
         fallback_path: str | None = None,
     ):
         self._train, self._heldout = split_episodes(demos, config.heldout_share, strategy.seed)
-        self._demos, self._model, self._best = demos, model, None
-        self._rows = ReturnRows.of(demos, self._train, model, record.scales)
+        self._demos, self._config, self._best = demos, config, None
+        facts = record.facts
+        self._rows = ReturnRows.of(demos, self._train, model, facts.scales)
+        self._transitions: Transitions | None = None
+        if facts.actions is not None:
+            self._rows.inputs = with_chunks(self._rows.inputs, demos, self._train, facts.actions, chunk_len)
+            self._transitions = Transitions.of(demos, self._train, facts.scales, chunk_len)
         items, size = len(self._rows.inputs), config.train_batch_size
         super().__init__(
             model, strategy, config, save_path, record, fallback_path, items=items, drawn=items, batch=size
         )
+        if facts.actions is not None:
+            model.head.targets.float()  # small steps of the average round to nothing in half precision
 
     def _loss(self, items: Tensor) -> tuple[Tensor, Experience, dict[str, Tensor]]:
-        inputs, returns, world = self._rows.inputs.index(items), self._rows.returns[items], self._strategy.world_size
-        labels = smoothed_histogram(returns).to(self._strategy.device)
-        loss = functional.cross_entropy(self._logits(inputs), labels, reduction="sum")
+        inputs, world = self._rows.inputs.index(items), self._strategy.world_size
+        loss, labels = (self._return_loss if self._transitions is None else self._iql_loss)(items, inputs)
         total = self._strategy.all_reduce({"frames": float(len(items))}, "sum")["frames"]
-        return world * loss / total, inputs, {"returns": returns}
+        return world * loss / total, inputs, labels
+
+    def _return_loss(self, items: Tensor, inputs: Experience) -> tuple[Tensor, dict[str, Tensor]]:
+        """Cross-entropy of the returns, summed over the rows."""
+        returns = self._rows.returns[items]
+        labels = smoothed_histogram(returns).to(self._strategy.device)
+        return functional.cross_entropy(self._logits(inputs), labels, reduction="sum"), {"returns": returns}
+
+    def _iql_loss(self, items: Tensor, inputs: Experience) -> tuple[Tensor, dict[str, Tensor]]:
+        """Losses of V and Q, summed over the rows."""
+        transitions, device = self._transitions, self._strategy.device
+        assert transitions is not None
+        following = self._rows.inputs.index(transitions.following[items]).to(device)
+        labels = {"rewards": transitions.rewards[items], "bootstraps": transitions.bootstraps[items]}
+        next_values = self.model.expected_returns(following)
+        targets = td_targets(labels["rewards"].to(device), next_values, labels["bootstraps"].to(device))
+        output: Any = self._logits(inputs)
+        loss = iql_loss(**output, targets=targets, expectile=self._config.expectile)
+        return loss.sum(), labels
+
+    def _step(self, step: int, items: Tensor, means: Metrics) -> None:
+        super()._step(step, items, means)
+        if self._transitions is not None:
+            self.model.head.update_targets(self._config.target_tau)
 
     def evaluate(self) -> dict[str, float]:
         """Calibration on held-out episodes, and explained variance of as many training episodes.
@@ -113,10 +169,9 @@ class ReturnModelTrainer(FrameTrainer):
         Writes the plot of the best epoch so far.
         """
         self._engine.train(False)
-        model: Any = self._engine.module
         sides = {"train": self._train[: len(self._heldout)], "heldout": self._heldout}
-        rows = {n: ReturnRows.of(self._demos, side, self._model, self._record.scales) for n, side in sides.items()}
-        predicted = {n: predicted_returns(model, side.inputs, self._strategy.device) for n, side in rows.items()}
+        rows = {n: ReturnRows.of(self._demos, side, self.model, self._record.facts.scales) for n, side in sides.items()}
+        predicted = {n: predicted_returns(self.model, side.inputs, self._strategy.device) for n, side in rows.items()}
         returns = {n: side.returns.numpy() for n, side in rows.items()}
         explained = {n: explained_variance(predicted[n], returns[n]) for n in sides}
         success = np.repeat(
@@ -125,7 +180,7 @@ class ReturnModelTrainer(FrameTrainer):
         best = self._best is None or explained["heldout"] > self._best
         if best:
             self._best = explained["heldout"]
-            self._record = replace(self._record, explained_variance=self._best)
+            self._record = replace(self._record, facts=replace(self._record.facts, explained_variance=self._best))
         if best and self._strategy.is_main:
             path = self._save_path / CALIBRATION_FILE
             BestEffortWriter(CALIBRATION_FILE).attempt(

@@ -109,7 +109,8 @@ class RewardModelTrainer(FrameTrainer):
         fallback_path: parent of the exported folder if it cannot be written to `save_path`.
     """
 
-    name = "reward_model"
+    name, outcome = "reward_model", "reward_model/auroc"
+    model: RewardModel
 
     def __init__(
         self,
@@ -121,7 +122,7 @@ class RewardModelTrainer(FrameTrainer):
         record: PolicyRecord,
         fallback_path: str | None = None,
     ):
-        self._config, self._demos, self._model = config, demos, model
+        self._config, self._demos = config, demos
         train, self._heldout = split_episodes(demos, config.heldout_share, strategy.seed)
         self._pairs: list[tuple[int, int]] = []
         self._frames: EpisodeFrames | None = None
@@ -176,7 +177,7 @@ class RewardModelTrainer(FrameTrainer):
         self._engine.train(False)
         probabilities, outcomes, correlations = [], [], []
         for index in self._heldout:
-            rows = FrameRows.of(self._demos, [index], self._model).inputs
+            rows = FrameRows.of(self._demos, [index], self.model).inputs
             with torch.no_grad():
                 logits = torch.sigmoid(self._logits(rows)).cpu()
             probabilities.append(float(logits[-1, 0]))
@@ -201,7 +202,7 @@ class RewardModelTrainer(FrameTrainer):
             return {"reward_model/heldout_pairs": 0.0}
         scores = {}
         for index in self._heldout:
-            frames = EpisodeFrames(self._demos, [index], self._config.pair_frames, self._model)
+            frames = EpisodeFrames(self._demos, [index], self._config.pair_frames, self.model)
             with torch.no_grad():
                 logits = self._logits(frames.rows.inputs).cpu()
             scores[index] = float(logits[:, 0].mean())

@@ -67,6 +67,7 @@ class SFTTrainer:
         playing: episodes during training; None: none.
         positive: [M] bool, the rows whose instructions carry the condition of advantage-conditioned training; None:
             unconditioned.
+        weights: [M] of mean 1, factors on the loss of the rows; None: all 1.
 
     Attributes:
         exported: the exported folder, after `fit`.
@@ -85,12 +86,15 @@ class SFTTrainer:
         validation: ValidationConfig | None = None,
         playing: Playing | None = None,
         positive: np.ndarray | None = None,
+        weights: np.ndarray | None = None,
     ):
         self._strategy, self._config, self._save_path, self._record = strategy, config, save_path, record
         self._fallback_path, self.exported = fallback_path, save_path / "policy"
         self._rows, validation = DemonstrationRows(demos, actor), validation or ValidationConfig()
         if positive is not None:
             self._rows.condition_on(positive, config.condition_dropout)
+        if weights is not None:
+            self._rows.weight_by(weights)
         train, heldout = map(self._rows.of_episodes, split_for_validation(demos, validation, strategy.seed))
         self._train_rows, count = train, rows_per_epoch(self._rows.by_policy[train], config.autonomous_weight)
         self._total, self._per_epoch = config.optimizer_steps(count), config.steps_per_epoch(count)
@@ -275,8 +279,10 @@ class SFTTrainer:
             micro = micro.to(strategy.device)
             inputs = policy.score(micro, 1.0)
             output = self._engine(**inputs, wants=("loss",), **config.supervision)
-            mask = micro.action_mask
-            loss = aggregate_loss(output["loss"], mask, "token-mean", num_tokens=tokens, dp_size=strategy.world_size)
+            mask, losses = micro.action_mask, output["loss"]
+            if micro.row_weights is not None:
+                losses = losses * micro.row_weights[:, None]
+            loss = aggregate_loss(losses, mask, "token-mean", num_tokens=tokens, dp_size=strategy.world_size)
             norm = self._engine.backward(loss, last=index == count - 1)
             values = {"sft/loss": output["error"][mask].mean(), "sft/accuracy": output["correct"][mask].mean()}
             means.mean(values, float(mask.sum()))

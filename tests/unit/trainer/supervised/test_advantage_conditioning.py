@@ -20,7 +20,7 @@ from rlvla.data.reading import read_several
 from rlvla.data.rows import DemonstrationRows
 from rlvla.models.families import check_checkpoint
 from rlvla.models.guidance import conditioned, without_condition
-from rlvla.trainer.supervised.advantage_labels import advantage_labels, rows_by_advantage
+from rlvla.trainer.supervised.advantages import advantage_labels, rows_by_advantage
 from rlvla.utils.errors import ConfigError
 
 SMALL = ["--pretrain", "compact", "--compact_channels", "8", "--compact_width", "32", "--no-use_tensorboard"]
@@ -53,25 +53,6 @@ def train(data: dict[str, str], folder: Path, *flags: str, condition: bool = Tru
     words = ["--demos", data["demos"], data["own"], *SFT, "--save_path", str(folder)]
     train_sft_vla.main([*words, *(["--advantage_conditioning", data["value"]] if condition else []), *flags])
     return folder / "policy"
-
-
-@pytest.fixture
-def refused(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], list[str]]:
-    """Runs a command that must be refused; returns the reasons."""
-
-    def run(command: Callable[[], object]) -> list[str]:
-        errors: list[ConfigError] = []
-
-        def remember(prog: str, error: ConfigError) -> None:
-            errors.append(error)
-            raise SystemExit(2)
-
-        monkeypatch.setattr("rlvla.utils.cli.command.fail", remember)
-        with pytest.raises(SystemExit):
-            command()
-        return [problem.reason for problem in errors[0].problems]
-
-    return run
 
 
 class ReadsProprio(torch.nn.Module):

@@ -18,7 +18,7 @@ from rlvla.data.reading import joined, read_demonstrations
 from rlvla.data.return_rows import ReturnRows, predicted_returns, return_scales
 from rlvla.data.rows import observations_of
 from rlvla.models.families import check_checkpoint
-from rlvla.trainer.supervised.return_model_trainer import explained_variance, read_return_scales
+from rlvla.trainer.supervised.return_model_trainer import ReturnFacts, explained_variance
 from rlvla.utils.errors import ConfigError
 
 EPISODES = 40
@@ -50,15 +50,17 @@ def test_a_run_predicts_held_out_returns(mixed_file: Path, tmp_path: Path, capsy
     assert (tmp_path / "value" / "calibration.png").stat().st_size > 1000
     assert "predictable" in capsys.readouterr().out
     demos = read_demonstrations(mixed_file)
-    scales, explained = read_return_scales(folder)
-    assert scales == return_scales(demos, 1.0) and explained == metrics["return_model/explained_variance"]
+    facts = ReturnFacts.read(folder)
+    scales = facts.scales
+    assert scales == return_scales(demos, 1.0) and facts.actions is None
+    assert facts.explained_variance == metrics["return_model/explained_variance"]
     model = check_checkpoint(folder).load_return_model().eval()
     values = predicted_returns(model, observations_of(demos, range(EPISODES), model), torch.device("cpu"))
     rows = ReturnRows.of(demos, range(EPISODES), model, scales)
     assert explained_variance(values, rows.returns.numpy()) > 0.3, "the stored head is the trained one"
     assert values.min() >= -1 and values.max() <= 0
     with pytest.raises(ConfigError, match="returns.json"):
-        read_return_scales(tmp_path / "value" / "start")
+        ReturnFacts.read(tmp_path / "value" / "start")
     with pytest.raises(ConfigError, match="return_head"):
         check_checkpoint(tmp_path / "value" / "start").load_return_model()
 

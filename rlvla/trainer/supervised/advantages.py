@@ -1,4 +1,4 @@
-"""Labels of training rows by advantage, for advantage-conditioned supervised training (RECAP)."""
+"""Advantages of training rows, and labels by them for advantage-conditioned supervised training (RECAP)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 
 from rlvla.algorithms.recap import ReturnScale, positive_labels
 from rlvla.data.demonstrations import Demonstrations
-from rlvla.data.return_rows import predicted_returns
+from rlvla.data.return_rows import ActionScale, predicted_advantages, predicted_returns, with_chunks
 from rlvla.data.rows import observations_of
-from rlvla.models.value_models import ReturnPredictor
+from rlvla.models.value_models import ActionValuePredictor, ReturnPredictor
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,29 @@ def rows_by_advantage(demos: Demonstrations, *, demonstrations: bool) -> np.ndar
     return np.concatenate(labelled)
 
 
+def advantages_ahead(
+    model: ReturnPredictor, scales: Mapping[str, ReturnScale], demos: Demonstrations, device: torch.device, horizon: int
+) -> np.ndarray:
+    """[M]: N-step advantages of all rows, by a return model on the device; `horizon` in environment steps."""
+    advantages = []
+    for episode, instruction in enumerate(demos.instructions):
+        values = predicted_returns(model, observations_of(demos, [episode], model), device)
+        outcome = demos.row_steps(episode), len(demos.actions[episode]), demos.success[episode]
+        advantages.append(scales[instruction].advantages(values, *outcome, horizon))
+    return np.concatenate(advantages)
+
+
+def advantages_of_actions(
+    model: ActionValuePredictor, actions: ActionScale, demos: Demonstrations, device: torch.device, chunk_len: int
+) -> np.ndarray:
+    """[M]: min Q(s, a) - V(s) of the chunks of all rows, by a model of implicit Q-learning on the device."""
+    advantages = []
+    for episode in range(len(demos.actions)):
+        inputs = with_chunks(observations_of(demos, [episode], model), demos, [episode], actions, chunk_len)
+        advantages.append(predicted_advantages(model, inputs, device))
+    return np.concatenate(advantages).astype(np.float64)
+
+
 def advantage_labels(
     model: ReturnPredictor,
     scales: Mapping[str, ReturnScale],
@@ -63,13 +86,9 @@ def advantage_labels(
         share: fraction of the rows of a task, among those labelled by advantage, that are positive.
         demonstrations: label rows of demonstrations by advantage, too.
     """
-    advantages = []
-    for episode, instruction in enumerate(demos.instructions):
-        values = predicted_returns(model, observations_of(demos, [episode], model), device)
-        outcome = demos.row_steps(episode), len(demos.actions[episode]), demos.success[episode]
-        advantages.append(scales[instruction].advantages(values, *outcome, horizon))
+    advantages = advantages_ahead(model, scales, demos, device, horizon)
     chosen = rows_by_advantage(demos, demonstrations=demonstrations)
     tasks = np.repeat(np.array(demos.instructions, dtype=object), [len(images) for images in demos.images])
     positive = np.ones(len(chosen), bool)
-    positive[chosen] = positive_labels(np.concatenate(advantages)[chosen], tasks[chosen].tolist(), share)
+    positive[chosen] = positive_labels(advantages[chosen], tasks[chosen].tolist(), share)
     return AdvantageLabels(positive, chosen)
