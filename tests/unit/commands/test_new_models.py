@@ -47,7 +47,7 @@ def test_a_suite_has_its_usual_number_of_actions_per_decision(
     suite: str | None, asked: int | None, length: int
 ) -> None:
     demos: Any = SimpleNamespace(env_args={"task_suite_name": suite})
-    assert new_models._chunk(NewModelConfig(action_chunk_len=asked), demos) == length
+    assert new_models.new_chunk_len(NewModelConfig(action_chunk_len=asked), demos) == length
 
 
 def test_both_commands_refuse_them(tmp_path: Path) -> None:
