@@ -68,10 +68,11 @@ class RowWeights:
 
 
 def awr_weights(advantages: np.ndarray, temperature: float, max_weight: float) -> RowWeights:
-    """W = min(exp(temperature x advantage / standard deviation of all advantages), `max_weight`), divided by its mean.
+    """Weights w = min(exp(temperature x standardized advantage), `max_weight`), divided by their mean.
 
-    The standard deviation makes a temperature mean the same for tasks of any length. Where all advantages are equal,
-    weights are 1.
+    Advantages are standardized over all rows. Their standard deviation makes a temperature mean the same for tasks of
+    any length. Their mean would cancel but for `max_weight`; subtracted, a constant error of V, as of a high expectile,
+    does not decide how many weights are clipped. Where all advantages are equal, weights are 1.
 
     Args:
         advantages: [M].
@@ -79,7 +80,8 @@ def awr_weights(advantages: np.ndarray, temperature: float, max_weight: float) -
         max_weight: upper bound before the division by the mean.
     """
     deviation = float(advantages.std())
-    exponents = temperature * advantages / deviation if deviation > _EQUAL else np.zeros(len(advantages))
+    centered = advantages - advantages.mean()
+    exponents = temperature * centered / deviation if deviation > _EQUAL else np.zeros(len(advantages))
     limit = np.log(max_weight)
     kept = np.minimum(exponents, limit)
     weights = np.exp(kept - kept.max())  # the largest is 1, so that not all round to 0

@@ -251,7 +251,7 @@ class ActionValuePredictor(ReturnPredictor):
     observed: Callable[..., Tensor]
 
     def forward(self, chunk: Tensor, **inputs: Any) -> dict[str, Tensor]:
-        """`values` [B], `action_values` and `target_values` [B, 2], float32."""
+        """`values` [B], `action_values` and `target_values` [B, 2], `returns` [B, `BINS`] (logits); float32."""
         return self.head(self.observed(**inputs), chunk)
 
     def score(self, batch: Experience) -> dict[str, Any]:
@@ -264,7 +264,7 @@ class ActionValuePredictor(ReturnPredictor):
     def expected_returns(self, batch: Experience) -> Tensor:
         """[B] float32 in [-1, 0]: V(s) of the observations of a batch, with or without chunks."""
         features = self.observed(**super().score(batch.with_fields(trace=None)))
-        return self.head.value(features).squeeze(-1).float().clamp(-1.0, 0.0)
+        return self.head.state_values(features).clamp(-1.0, 0.0)
 
     @torch.no_grad()
     def advantages(self, batch: Experience) -> Tensor:
@@ -276,6 +276,9 @@ class ActionValuePredictor(ReturnPredictor):
 class ActionValueHead(nn.Module):
     """V(s), twin Q(s, a) and their target networks, on features of the observation.
 
+    The features are learned from returns alone, with a categorical distribution as in a `ReturnModel`: temporal
+    differences, which say little at first, would make them constant.
+
     Args:
         width: of the features.
         numbers: A * D, of an action chunk.
@@ -283,13 +286,13 @@ class ActionValueHead(nn.Module):
 
     def __init__(self, width: int, numbers: int):
         super().__init__()
-        self.value = scalar_head(width)
-        nn.init.constant_(self.value.bias, MIDDLE_RETURN)
-        self.action_values = nn.ModuleList([self._critic(width + numbers) for _ in range(2)])
+        self.returns = scalar_head(width, BINS)
+        self.value = self._network(width)
+        self.action_values = nn.ModuleList([self._network(width + numbers) for _ in range(2)])
         self.targets = deepcopy(self.action_values).requires_grad_(False)
 
     @staticmethod
-    def _critic(inputs: int) -> nn.Sequential:
+    def _network(inputs: int) -> nn.Sequential:
         width, out = CRITIC_WIDTH, scalar_head(CRITIC_WIDTH)
         nn.init.constant_(out.bias, MIDDLE_RETURN)
         return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), out)
@@ -297,16 +300,21 @@ class ActionValueHead(nn.Module):
     def forward(self, features: Tensor, chunk: Tensor) -> dict[str, Tensor]:
         """See `ActionValuePredictor.forward`; `features` [B, d], `chunk` [B, A, D]."""
 
-        def evaluated(critics: nn.ModuleList, observed: Tensor) -> Tensor:
-            inputs = torch.cat([observed, chunk.flatten(1).to(observed.dtype)], 1)
+        def evaluated(critics: nn.ModuleList) -> Tensor:
+            inputs = torch.cat([features.detach(), chunk.flatten(1).to(features.dtype)], 1)
             dtype = next(critics.parameters()).dtype  # target networks stay in float32
             return torch.cat([critic(inputs.to(dtype)) for critic in critics], 1).float()
 
         return {
-            "values": self.value(features).squeeze(-1).float(),
-            "action_values": evaluated(self.action_values, features),
-            "target_values": evaluated(self.targets, features.detach()),
+            "values": self.state_values(features),
+            "action_values": evaluated(self.action_values),
+            "target_values": evaluated(self.targets),
+            "returns": self.returns(features).float(),
         }
+
+    def state_values(self, features: Tensor) -> Tensor:
+        """[B] float32: V of features [B, d]."""
+        return self.value(features.detach()).squeeze(-1).float()
 
     def update_targets(self, tau: float) -> None:
         """Polyak average of the target networks."""

@@ -291,7 +291,7 @@ class SFTConfig(OptimizerConfig):
     )
     awr_temperature: float = arg(
         3.0,
-        "inverse temperature: weights are exp(this x advantage / standard deviation of the advantages); 0: all equal",
+        "inverse temperature: weights are exp(this x standardized advantage); 0: all equal",
         minimum=0,
         maximum=100,
         read_if=_WEIGHTED,
@@ -507,7 +507,7 @@ class ReturnModelConfig(FrameModelConfig):
         read_if=_IQL,
     )
     target_tau: float = arg(
-        0.005, "share of the networks in their targets per optimizer step", above=0, maximum=1, read_if=_IQL
+        0.05, "share of the networks in their targets per optimizer step", above=0, maximum=1, read_if=_IQL
     )
     failure_cost: float = arg(
         1.0, "cost of a failed episode, in lengths of the task's longest episode", minimum=0, maximum=100

@@ -142,12 +142,14 @@ class ReturnModelTrainer(FrameTrainer):
 
     def _return_loss(self, items: Tensor, inputs: Experience) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross-entropy of the returns, summed over the rows."""
-        returns = self._rows.returns[items]
-        labels = smoothed_histogram(returns).to(self._strategy.device)
-        return functional.cross_entropy(self._logits(inputs), labels, reduction="sum"), {"returns": returns}
+        return self._cross_entropy(self._logits(inputs), items), {"returns": self._rows.returns[items]}
+
+    def _cross_entropy(self, logits: Tensor, items: Tensor) -> Tensor:
+        labels = smoothed_histogram(self._rows.returns[items]).to(self._strategy.device)
+        return functional.cross_entropy(logits, labels, reduction="sum")
 
     def _iql_loss(self, items: Tensor, inputs: Experience) -> tuple[Tensor, dict[str, Tensor]]:
-        """Losses of V and Q, summed over the rows."""
+        """Losses of V and Q, and of the returns that the features are learned from, summed over the rows."""
         transitions, device = self._transitions, self._strategy.device
         assert transitions is not None
         following = self._rows.inputs.index(transitions.following[items]).to(device)
@@ -155,8 +157,9 @@ class ReturnModelTrainer(FrameTrainer):
         next_values = self.model.expected_returns(following)
         targets = td_targets(labels["rewards"].to(device), next_values, labels["bootstraps"].to(device))
         output: Any = self._logits(inputs)
+        of_returns = self._cross_entropy(output.pop("returns"), items)
         loss = iql_loss(**output, targets=targets, expectile=self._config.expectile)
-        return loss.sum(), labels
+        return loss.sum() + of_returns, labels
 
     def _step(self, step: int, items: Tensor, means: Metrics) -> None:
         super()._step(step, items, means)

@@ -20,6 +20,7 @@ from rlvla.data.return_rows import ActionScale, Transitions, return_scales, with
 from rlvla.data.rows import DemonstrationRows, observations_of
 from rlvla.evaluation.statistics import auroc
 from rlvla.models.families import check_checkpoint
+from rlvla.models.value_models import ACTION_CHUNK
 from rlvla.trainer.supervised.advantages import advantages_ahead, advantages_of_actions
 from rlvla.trainer.supervised.return_model_trainer import ReturnFacts
 from rlvla.utils.files import read_metrics
@@ -73,6 +74,11 @@ def test_actions_that_lead_to_success_have_advantages(data: dict[str, str]) -> N
     output = model(**model.score(inputs))
     assert not torch.equal(output["action_values"], output["target_values"]), "the targets lag behind"
     assert torch.equal(model.expected_returns(inputs), output["values"].clamp(-1, 0)), "V is read as in training"
+    features = model.observed(batch=inputs).detach().requires_grad_()
+    output = model.head(features, inputs.trace[ACTION_CHUNK])
+    sums = (output[name].square().sum() for name in ("values", "action_values", "returns"))
+    gradients = [torch.autograd.grad(of_output, features, allow_unused=True)[0] for of_output in sums]
+    assert gradients[:2] == [None, None] and gradients[2].any(), "features are learned from returns alone"
     slow = output["target_values"].min(1).values - output["values"]
     assert advantages == pytest.approx(slow.detach().numpy(), abs=1e-5)
 
@@ -117,7 +123,7 @@ def test_weights_are_factors_on_the_rows(data: dict[str, str], tmp_path: Path, h
     facts, policy = ReturnFacts.read(folder), check_checkpoint(tmp_path / "start").load_policy()
     model = facts.load_model(folder, CPU)
     advantages = advantages_of_actions(model, facts.actions, demos, CPU, CHUNK)
-    weights = np.minimum(np.exp(3.0 * advantages / advantages.std()), 100.0)
+    weights = np.minimum(np.exp(3.0 * (advantages - advantages.mean()) / advantages.std()), 100.0)
     weights /= weights.mean()
     assert shares["sft/awr_effective_share"] == pytest.approx(1 / np.square(weights).mean(), rel=1e-4)
     rows = DemonstrationRows(demos, policy)
@@ -146,7 +152,7 @@ def test_a_return_model_gives_plain_advantage_weighted_regression(data: dict[str
     demos, folder = read_several([data["own"]]), Path(data["returns"]) / "return_model"
     facts = ReturnFacts.read(folder)
     advantages = advantages_ahead(facts.load_model(folder, CPU), facts.scales, demos, CPU, 2 * CHUNK)
-    weights = np.minimum(np.exp(3.0 * advantages / advantages.std()), 100.0)
+    weights = np.minimum(np.exp(3.0 * (advantages - advantages.mean()) / advantages.std()), 100.0)
     share = read_metrics(tmp_path / "run")[0]["sft/awr_effective_share"]
     assert share == pytest.approx(weights.sum() ** 2 / (len(weights) * np.square(weights).sum()), rel=1e-4)
 
