@@ -122,7 +122,6 @@ def test_problems_come_before_the_first_round(
         ([*start, "--round_steps", "0"], "round_steps"),
         ([*start, "--max_steps", "3"], "give --round_steps"),
         ([*start, "--heldout_share", "0.1"], "--round_episodes measure success"),
-        ([*start, "--sft_loss", "nothing"], "sft_loss"),
         ([*start, "--offset_prob", "0.5"], "offset_prob"),
         ([*start, "--train_init_states", "0", "20000"], "initial states 0..19999 do not exist"),
         ([*start, "--demos", str(tmp_path / "none.hdf5")], "none.hdf5"),
