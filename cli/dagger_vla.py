@@ -11,7 +11,6 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 
 if not __package__:  # run as a file, not as part of the installed package
@@ -21,35 +20,28 @@ from rlvla.utils.signals import begin
 
 begin(__name__)
 
-from rlvla.commands.custom_modules import CustomConfig, parse_command_line, words_for_later_commands
-from rlvla.commands.dagger import OUTPUT, WITHHELD, DaggerConfig, RoundCommands, run_dagger
+from rlvla.commands.custom_modules import parse_command_line, words_for_later_commands
+from rlvla.commands.dagger import OUTPUT, REPLACED, DaggerConfig, RoundCommands, run_dagger
 from rlvla.commands.demos.config import CollectConfig
-from rlvla.commands.sft_runs import TRAINING, check_command, program_of, training_parser, without_flags
+from rlvla.commands.sft_rounds import RoundFlags, programs_of, rounds_parser
+from rlvla.commands.sft_runs import check_command
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.experts import ExpertConfig
 from rlvla.envs.workers.config import WorkerConfig
 from rlvla.models.config import PolicyConfig
 from rlvla.trainer.supervised.config import SFTRunConfig
 from rlvla.utils.cli.command import command, heavy_imports
-from rlvla.utils.cli.config_file import config_file_arguments, flag_arguments
-from rlvla.utils.cli.flags import Parser, add_arguments, from_namespace, given_flags, range_problems
-from rlvla.utils.errors import ConfigError, collected
-from rlvla.utils.files import unused_folder
+from rlvla.utils.cli.flags import Parser, from_namespace, range_problems
+from rlvla.utils.errors import ConfigError, Problem, collected
+from rlvla.utils.files import output_folder_problem, unused_folder
 from rlvla.utils.terminal import suggest
 
-_PLAYING = ("num_envs", "env_python")  # flags of the training that apply to recording and evaluation
-_OF_TRAINING = ("heldout_tasks",)  # of `SplitConfig`: the training has this flag
+_GROUPS = {"rounds": DaggerConfig, "expert": ExpertConfig}
 
 
 def build_parser() -> Parser:
     """The command line: that of the training, with the rounds."""
-    parser = training_parser(__package__)
-    parser.description = Parser(__doc__ or "").description
-    add_arguments(parser, DaggerConfig, "rounds")
-    add_arguments(parser, ExpertConfig, "expert")
-    add_arguments(parser, SplitConfig, "initial states", without=_OF_TRAINING)
-    parser.set_defaults(save_path=OUTPUT, pretrain="runs/sft/policy", max_epochs=1000)
-    return parser
+    return rounds_parser(__package__, __doc__ or "", OUTPUT, _GROUPS)
 
 
 @command(after_interrupt="remove --save_path, or name another, to start over")
@@ -59,9 +51,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     namespace, parser = parse_command_line(build_parser, argv), build_parser()
     config, run = from_namespace(DaggerConfig, namespace), from_namespace(SFTRunConfig, namespace)
     split = from_namespace(SplitConfig, namespace)
-    tokens = [*config_file_arguments(argv, parser.repeated_flags()), *argv]
-    given = given_flags(parser, tokens)
-    problems = [*range_problems(config), *range_problems(run), *config.problems(run, given)]
+    flags = RoundFlags(parser, argv, namespace, tuple(_GROUPS.values()))
+    problems = [*range_problems(config), *range_problems(run)]
+    problems += flags.problems(run.pretrain, "is corrected", REPLACED)
+    if text := output_folder_problem(run.save_path):
+        problems.append(Problem("save_path", "folder_in_use", f"--save_path: {text}"))
     if problems:
         raise ConfigError(problems)
     with heavy_imports():
@@ -90,19 +84,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if problems:
         raise ConfigError([p.of_flag("pretrain", run.pretrain) if p.flag == "policy" else p for p in problems])
 
-    def flags_of(*kinds: type) -> list[str]:
-        names = sorted({field.name for kind in kinds for field in fields(kind)} & given)
-        return [token for name in names for token in flag_arguments(name, getattr(namespace, name))]
-
-    playing = [token for name in _PLAYING for token in flag_arguments(name, getattr(namespace, name))]
-    withheld = WITHHELD if namespace.eval_epochs else WITHHELD | set(_PLAYING)
-    epochs = [] if "max_epochs" in given else [f"--max_epochs={namespace.max_epochs}"]
-    commands = RoundCommands(
-        {name: program_of(name, __package__, __file__) for name in (TRAINING, "collect_demos", "eval_vla")},
-        [*without_flags(parser, tokens, withheld), *epochs],
-        flags_of(ExpertConfig),
-        [*playing, *flags_of(SplitConfig), *flags_of(CustomConfig)],
-    )
+    programs = programs_of(__package__, __file__)
+    commands = RoundCommands(programs, flags.training, flags.of(ExpertConfig), flags.common)
     trial = commands.train(config, Path(policy), run.demos, folder / "round_1" / "sft")
     check_command(trial, quiet=not namespace.dry_run)
     if namespace.dry_run:

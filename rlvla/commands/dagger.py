@@ -5,17 +5,14 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlvla.commands.sft_rounds import POLICY_FOLDER, success_of
 from rlvla.commands.sft_runs import TRAINING, run_logged
-from rlvla.envs.config import SplitConfig
-from rlvla.envs.experts import ExpertConfig
-from rlvla.trainer.supervised.config import SFTRunConfig
 from rlvla.utils.cli.flags import arg
-from rlvla.utils.errors import Problem
-from rlvla.utils.files import output_folder_problem, write_json
+from rlvla.utils.files import write_json
 from rlvla.utils.seeding import derive_seed
 from rlvla.utils.terminal import SUMMARY, duration, log, show, table
 
@@ -23,7 +20,8 @@ if TYPE_CHECKING:
     from rlvla.evaluation.results import Rate
 
 OUTPUT = "runs/dagger"  # default of --save_path
-ROUNDS_FILE, POLICY_FOLDER = "rounds.json", "policy"
+ROUNDS_FILE = "rounds.json"
+REPLACED = {"max_steps": "give --round_steps", "heldout_share": "--round_episodes measure success"}
 _RECORDING_SHARE = 0.5  # of the time left, at most
 
 
@@ -51,36 +49,6 @@ class DaggerConfig:
     )
     round_steps: int = arg(1000, "optimizer steps per round", minimum=1, essential=True)
     round_episodes: int = arg(100, "episodes per task that measure the success of a round", minimum=1)
-
-    def problems(self, run: SFTRunConfig, given: frozenset[str]) -> list[Problem]:
-        """No policy to start from, a folder in use, or flags that rounds replace.
-
-        Args:
-            run: settings of the training.
-            given: names of the flags on the command line.
-        """
-        problems = []
-        if text := output_folder_problem(run.save_path):
-            problems.append(Problem("save_path", "folder_in_use", f"--save_path: {text}"))
-        if not Path(run.pretrain).is_dir():
-            text = f"--pretrain {run.pretrain}: a trained policy is corrected; give its folder"
-            problems.append(Problem("pretrain", "missing", text))
-        for flag, instead in (
-            ("max_steps", "give --round_steps"),
-            ("heldout_share", "--round_episodes measure success"),
-        ):
-            if flag in given:
-                problems.append(Problem(flag, "no_effect", f"--{flag}: {instead}; leave it out"))
-        return problems
-
-
-# Flags of the command line that are not passed on to the training as they are.
-WITHHELD = frozenset(
-    [
-        *(field.name for kind in (DaggerConfig, ExpertConfig, SplitConfig) for field in fields(kind)),
-        *("config", "demos", "dry_run", "max_steps", "pretrain", "save_path"),
-    ]
-) - {"heldout_tasks"}
 
 
 @dataclass(frozen=True)
@@ -202,11 +170,3 @@ def _record(folder: Path, rounds: Sequence[Round], best: int, why: str) -> None:
         text += f" -> {rounds[best].success} after {best} round{'' if best == 1 else 's'}"
     summary = f"{text}, of {rounds[0].success.n} episodes; {why}"
     write_json(folder / ROUNDS_FILE, {"rounds": entries, "best": best, SUMMARY: summary})
-
-
-def success_of(path: Path) -> Rate:
-    """Success at end in a file of `cli/eval_vla.py`."""
-    from rlvla.evaluation.report import PolicyEvaluation  # loads torch
-
-    (result,) = PolicyEvaluation.read(path).results
-    return result.success_at_end

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rlvla.commands.dagger import success_of
+from rlvla.commands.sft_rounds import POLICY_FOLDER, success_of
 from rlvla.commands.sft_runs import TRAINING, run_logged
-from rlvla.envs.config import SplitConfig
-from rlvla.trainer.supervised.config import SFTRunConfig
 from rlvla.utils.cli.flags import arg
 from rlvla.utils.data_files import read_json
-from rlvla.utils.errors import ConfigError, Problem
+from rlvla.utils.errors import ConfigError
 from rlvla.utils.files import write_json
 from rlvla.utils.seeding import derive_seed
 from rlvla.utils.terminal import SUMMARY, log, show, table
 
 OUTPUT = "runs/recap"  # default of --save_path
-ROUNDS_FILE, FLAGS_FILE, POLICY_FOLDER = "rounds.json", "flags.json", "policy"
+ROUNDS_FILE, FLAGS_FILE = "rounds.json", "flags.json"
 CONDITIONING = (
     *("advantage_conditioning", "advantage_horizon", "positive_share", "label_demonstrations"),
     *("condition_dropout", "guidance"),
 )
+REPLACED = {
+    "max_steps": "give --round_steps",
+    "advantage_conditioning": "each round trains its own return model",
+    "advantage_weighting": "rounds train on a condition",
+}
 
 
 @dataclass(frozen=True)
@@ -35,30 +38,6 @@ class RecapConfig:
     round_steps: int = arg(1000, "optimizer steps of the policy per round", minimum=1, essential=True)
     value_epochs: int = arg(6, "epochs of the return model, a new compact one in each round", minimum=1)
     round_episodes: int = arg(100, "episodes per task that measure the success of a round", minimum=1)
-
-    def problems(self, run: SFTRunConfig, given: frozenset[str]) -> list[Problem]:
-        """No policy to start from, or flags that rounds replace; `given`: names of the flags on the command line."""
-        problems = []
-        if not Path(run.pretrain).is_dir():
-            text = f"--pretrain {run.pretrain}: a trained policy records its own episodes; give its folder"
-            problems.append(Problem("pretrain", "missing", text))
-        for flag, instead in (
-            ("max_steps", "give --round_steps"),
-            ("advantage_conditioning", "each round trains its own return model"),
-            ("advantage_weighting", "rounds train on a condition"),
-        ):
-            if flag in given:
-                problems.append(Problem(flag, "no_effect", f"--{flag}: {instead}; leave it out"))
-        return problems
-
-
-# Flags of the command line that are not passed on to the training as they are.
-WITHHELD = frozenset(
-    [
-        *(field.name for kind in (RecapConfig, SplitConfig) for field in fields(kind)),
-        *("config", "demos", "dry_run", "max_steps", "pretrain", "save_path"),
-    ]
-) - {"heldout_tasks"}
 
 
 @dataclass(frozen=True)
