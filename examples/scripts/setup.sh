@@ -42,7 +42,7 @@ install_packages() {
   echo "  2 of 2: the rest"
   # pip shows setuptools' warning that an editable installation is one.
   DS_BUILD_OPS=0 PYTHONWARNINGS="ignore:Editable installation" .venv/bin/python -m pip install --quiet -c constraints.txt \
-    -e ".[robosuite,libero,metaworld,vlm,video,lerobot,ray,serve,dev,docs]"
+    -e ".[robosuite,libero,metaworld,vlm,video,lerobot,ray,serve,dev]"
   # With their dependencies these would pull in torchvision and another torch, or another MuJoCo.
   .venv/bin/python -m pip install --quiet --no-deps -c constraints.txt hf-libero bddl metaworld imageio \
     gymnasium-robotics pettingzoo

@@ -197,8 +197,8 @@ def extremes(action: argparse.Action, config: type) -> Iterator[str]:
     yield from ("-1", "0", "nan" if kind_of(action) == "float" else "9" * 20, "--")
 
 
-# As long as all others together; and those with the flags of train_sft_vla.py.
-LONGEST = {"train_ppo_vla", "dagger_vla", "tune_sft_vla"}
+# As long as all others together; those with the flags of train_sft_vla.py; and the next one.
+LONGEST = {"train_ppo_vla", "dagger_vla", "recap_vla", "tune_sft_vla", "eval_vla"}
 
 
 @pytest.mark.slow

@@ -124,7 +124,6 @@ def test_problems_come_before_the_first_round(
         ([*start, "--heldout_share", "0.1"], "--round_episodes measure success"),
         ([*start, "--offset_prob", "0.5"], "offset_prob"),
         ([*start, "--train_init_states", "0", "20000"], "initial states 0..19999 do not exist"),
-        ([*start, "--demos", str(tmp_path / "none.hdf5")], "none.hdf5"),
     ):
         with pytest.raises(SystemExit) as ended:
             dagger_vla.main(["--save_path", str(folder), *common, *more])

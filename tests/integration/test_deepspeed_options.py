@@ -46,12 +46,12 @@ def plain(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Weig
 @pytest.mark.parametrize(
     "flags",
     [
-        ("--zero_stage", "1"),
         ("--zero_stage", "3"),
         ("--zero_stage", "2", "--adam_offload"),
         ("--gradient_checkpointing",),
         ("--micro_train_batch_size", "3", "--micro_rollout_batch_size", "5"),
-        ("--num_envs", "3"),
+        pytest.param(("--num_envs", "3"), marks=pytest.mark.nightly),
+        pytest.param(("--zero_stage", "1"), marks=pytest.mark.nightly),
         pytest.param(("--zero_stage", "2"), marks=pytest.mark.nightly),
         pytest.param(("--zero_stage", "1", "--adam_offload"), marks=pytest.mark.nightly),
     ],

@@ -32,7 +32,7 @@ from tests.support.libero_requirements import require_libero
 from tests.support.robosuite_primitives import soft_actor_of_primitives
 from tests.support.robosuite_reference import require_simulator
 
-OFTEN = ("README.md", "docs/first_hour.md")  # run by each CI, the others by the nightly one
+OFTEN = ("README.md",)  # run by each CI, the others by the nightly one
 PAGES = [page for page in DOCUMENTS if shell_commands(page.read_text(encoding="utf-8"))]
 
 # Command, or how it begins -> why it is not run here.

@@ -21,10 +21,24 @@ pytestmark = pytest.mark.slow
 SCRIPT = "tests/support/resume_cases.py"
 
 
+LORA, BF16, ZERO3 = resume_cases.CASES
+# The nightly CI adds bfloat16, and another number of ranks with adapters.
+CASES = [LORA, pytest.param(BF16, marks=pytest.mark.nightly), ZERO3]
+RESHARDED = [pytest.param(LORA, marks=pytest.mark.nightly), ZERO3]
+
+
+def played(config: pytest.Config) -> tuple[list[str], list[str]]:
+    """The cases that run, and those of them that also continue on another number of ranks."""
+    if config.getoption("--nightly"):
+        return [*resume_cases.CASES], resume_cases.RESHARDED
+    return [LORA, ZERO3], [ZERO3]
+
+
 @pytest.fixture(scope="module")
-def runs(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
     """Of each case: `whole`, `parts` (2 ranks, then 2), `fewer` (2, then 1) and `more` (1, then 2)."""
     folder = tmp_path_factory.mktemp("exact")
+    cases, resharded = played(pytestconfig)
 
     def entry(name: str, kind: str, *flags: str, stop_after: int | None = None, record: bool = True) -> dict:
         words = resume_cases.case(name, policy_folder, folder / name / kind, *flags)
@@ -37,28 +51,28 @@ def runs(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         return launch(SCRIPT, folder / f"{name}.json")
 
     first = []
-    for name in resume_cases.CASES:
+    for name in cases:
         first += [entry(name, "whole", record=False), entry(name, "parts", stop_after=2)]
     together(first, "first")
-    for name in resume_cases.RESHARDED:
+    for name in resharded:
         shutil.copytree(folder / name / "parts", folder / name / "fewer")
         shutil.copytree(folder / name / "before" / "parts", folder / name / "before" / "fewer")
         resume_cases.run(**entry(name, "more", stop_after=2))
         resume_cases.run(**entry(name, "fewer", "--load_checkpoint"))
-    second = [entry(name, "parts", "--load_checkpoint", record=False) for name in resume_cases.CASES]
-    second += [entry(name, "more", "--load_checkpoint") for name in resume_cases.RESHARDED]
+    second = [entry(name, "parts", "--load_checkpoint", record=False) for name in cases]
+    second += [entry(name, "more", "--load_checkpoint") for name in resharded]
     (folder / "printed").write_text(together(second, "second"))
     return folder
 
 
-def test_it_is_said_that_the_number_of_ranks_has_changed(runs: Path) -> None:
-    printed = (runs / "printed").read_text()
-    moved = len(resume_cases.RESHARDED)
+def test_it_is_said_that_the_number_of_ranks_has_changed(runs: Path, pytestconfig: pytest.Config) -> None:
+    printed, (cases, resharded) = (runs / "printed").read_text(), played(pytestconfig)
+    moved = len(resharded)
     assert printed.count("1 rank(s) wrote the checkpoint and 2 continue: the task sampler") == moved
-    assert printed.count("continuing after iteration 2 of 3") == len(resume_cases.CASES) + moved
+    assert printed.count("continuing after iteration 2 of 3") == len(cases) + moved
 
 
-@pytest.mark.parametrize("name", resume_cases.CASES)
+@pytest.mark.parametrize("name", CASES)
 def test_stopping_and_continuing_on_two_ranks_changes_nothing(runs: Path, name: str) -> None:
     """Weights, optimizers, schedules, generators of both ranks, averages, groups that wait, state, metrics."""
     assert_equal_to_the_bit(runs / name / "parts", runs / name / "whole")
@@ -70,7 +84,7 @@ def test_stopping_and_continuing_on_two_ranks_changes_nothing(runs: Path, name: 
 
 
 @pytest.mark.parametrize("kind", ["fewer", "more"])
-@pytest.mark.parametrize("name", resume_cases.RESHARDED)
+@pytest.mark.parametrize("name", RESHARDED)
 def test_another_number_of_ranks_goes_on_from_the_same_state(runs: Path, name: str, kind: str) -> None:
     before, after = (torch.load(runs / name / when / kind / "whole.pt") for when in ("before", "after"))
     assert before["iteration"] == 2 and not differences(before, after)
@@ -92,7 +106,7 @@ def test_another_number_of_ranks_goes_on_from_the_same_state(runs: Path, name: s
     assert list_checkpoints(runs / name / kind / "checkpoints")[-1].name == "iteration_000003"
 
 
-@pytest.mark.parametrize("name", resume_cases.CASES)
+@pytest.mark.parametrize("name", CASES)
 def test_the_policy_of_a_checkpoint_of_two_ranks_is_read_by_one_process(runs: Path, name: str, tmp_path: Path) -> None:
     """ZeRO stages, adapters, bf16: the same files as the run exported itself."""
     export_checkpoint(runs / name / "whole", tmp_path / "policy")

@@ -46,9 +46,8 @@ def test_a_worker_killed_in_the_first_second_costs_nothing(policy_folder: Path, 
     assert "Traceback" not in text
 
 
-@pytest.mark.parametrize(
-    "fate", [pytest.param(signal.SIGSTOP, marks=pytest.mark.nightly), signal.SIGKILL], ids=["frozen", "killed first"]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("fate", [signal.SIGSTOP, signal.SIGKILL], ids=["frozen", "killed first"])
 def test_sigterm_before_the_first_rollout(policy_folder: Path, tmp_path: Path, fate: int) -> None:
     """The launcher signals workers before their run, so the worker may be gone when the signal arrives."""
     with training(policy_folder, tmp_path) as run:

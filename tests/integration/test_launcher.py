@@ -35,6 +35,7 @@ SFT_FLAGS = [
     *("--tiny_vision_dim", "16", "--tiny_llm_dim", "32", "--tiny_llm_layers", "1", "--action_chunk_len", "4"),
     *("--max_epochs", "1", "--no-use_tensorboard", "--learning_rate", "3e-4"),
 ]
+NIGHTLY = ("zero2", "zero3 lora")
 GRPO_FLAGS = [
     *("--advantage_estimator", "grpo", "--n_samples_per_prompt", "2", "--rollout_batch_size", "4"),
     *("--init_kl_coef", "0.1", "--policy_loss", "test_double_ppo"),
@@ -50,10 +51,12 @@ def change(after: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> t
 
 
 @pytest.fixture(scope="module")
-def runs(policy_folder: Path, demos_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All runs on two ranks that end by themselves: SFT, GRPO, and GAE under ZeRO 0, 2 and 3 (1: test_exact_resume.py).
+def runs(
+    policy_folder: Path, demos_file: Path, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Path:
+    """All runs on two ranks that end by themselves: SFT, GRPO, and GAE under ZeRO 0 and 3 (1: test_exact_resume.py).
 
-    One plays episodes ahead.
+    One plays episodes ahead. ZeRO 2 and adapters only with --nightly.
 
     The run of stage 3 is also stopped after one iteration and continued. What was printed is in `printed`.
     """
@@ -67,6 +70,8 @@ def runs(policy_folder: Path, demos_file: Path, tmp_path_factory: pytest.TempPat
     stages["zero3 ahead"] = ["--zero_stage", "3", "--async_rollout"]
     # A ZeRO-3 engine replaces torch's linear function for the rest of the process, which moves last bits: last of all.
     order = ["zero0", "zero2", "zero3", "zero3 parts", "zero3 lora", "zero3 ahead"]
+    if not pytestconfig.getoption("--nightly"):
+        order = [name for name in order if name not in NIGHTLY]
     sequence = [
         ["sft", *SFT_FLAGS, "--demos", str(demos_file), "--save_path", str(folder / "sft")],
         ppo("grpo", *GRPO_FLAGS, "--custom_module", str(ROOT / "tests" / "support" / "own_algorithm.py")),
@@ -115,7 +120,9 @@ def test_playing_while_two_ranks_train_shared_out_weights(runs: Path, policy_fol
     assert float(change(weights(runs / "zero3 ahead" / "policy"), weights(policy_folder)).abs().max()) > 5e-4
 
 
-@pytest.mark.parametrize("name", ["zero0", "zero2", "zero3", "zero3 lora"])
+@pytest.mark.parametrize(
+    "name", ["zero0", "zero3", *(pytest.param(name, marks=pytest.mark.nightly) for name in NIGHTLY)]
+)
 def test_zero_stages_train_and_export(runs: Path, policy_folder: Path, name: str) -> None:
     after, start = weights(runs / name / "policy"), weights(policy_folder)
     moved = change(after, start)

@@ -284,7 +284,7 @@ TRAINER = """
 """
 
 
-@pytest.mark.parametrize("where", ["cluster", "local"])
+@pytest.mark.parametrize("where", [pytest.param("cluster", marks=pytest.mark.nightly), "local"])
 def test_nothing_survives_a_killed_trainer(cluster: TwoNodes, where: str) -> None:
     """One worker is stopped, the other hangs; a cluster of the trainer's own ends with it, too.
 

@@ -346,6 +346,7 @@ def test_what_waits_on_the_host_while_episodes_are_played(policy_folder: Path, s
     assert plan.at_playing == playing + away, "a reward model is where it was: it sees to itself"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_plan_is_within_a_tenth_of_what_is_measured(tmp_path: Path) -> None:
     """Bytes of live tensors on one rank (ZeRO-3 on two, below); `benchmarks/memory_plan.py` has more of both.

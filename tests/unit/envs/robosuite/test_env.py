@@ -180,6 +180,7 @@ def test_import_and_exit_without_close_are_silent():
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
+@pytest.mark.nightly
 def test_a_worker_with_two_environments_gives_the_bits_of_two_workers():
     require_simulator()
     spec = EnvSpec("robosuite", 0, {"image_size": 32, "use_proprio": True})

@@ -47,6 +47,7 @@ def test_each_rank_needs_a_gpu(
     assert ["--num_accelerators 1" in problem.text for problem in StrategyConfig().problems()] == [True] * refused
 
 
+@pytest.mark.nightly
 def test_a_launcher_that_is_there_is_obeyed() -> None:
     """In a fresh process: a group is made once per process."""
     code = (
