@@ -31,7 +31,7 @@ launch robotwin-python
 if ! draws "$venv/bin/robotwin-python" && grep -q bookworm /etc/os-release 2>/dev/null; then
   private_mesa
   launch robotwin-python "$venv/mesa/root"
-  "$venv/bin/pip" install --quiet "sapien==3.0.3" "numpy==1.26.4" "setuptools<81"
+  "$venv/bin/pip" install --quiet --no-warn-conflicts "sapien==3.0.3" "numpy==1.26.4" "setuptools<81"
 fi
 if draws "$venv/bin/robotwin-python"; then
   echo "RoboTwin is installed: --env_python $venv/bin/robotwin-python"

@@ -12,6 +12,7 @@ register_suite(
         cameras=CAMERAS,
         options=RobotwinOptions,
         image_size=IMAGE_SIZE,
+        env_mb=lambda options: 700,  # the first of a process, with the assets of `stand_in`
         expert=PlannerExpert,
     ),
 )
