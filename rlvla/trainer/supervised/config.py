@@ -509,6 +509,7 @@ class ReturnModelConfig(FrameModelConfig):
     target_tau: float = arg(
         0.05, "share of the networks in their targets per optimizer step", above=0, maximum=1, read_if=_IQL
     )
+    image_shift: int = arg(4, "random shift of the images in training, in pixels (DrQ); 0: none", minimum=0, maximum=64)
     failure_cost: float = arg(
         1.0, "cost of a failed episode, in lengths of the task's longest episode", minimum=0, maximum=100
     )

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlvla.algorithms.iql import iql_loss, td_targets
+from rlvla.algorithms.off_policy.augmentation import random_shifts, shifted
 from rlvla.algorithms.recap import ReturnScale, smoothed_histogram
 from rlvla.checkpoints.policy_folder import PolicyRecord
 from rlvla.data.demonstrations import Demonstrations
@@ -27,6 +28,7 @@ from rlvla.utils.data_files import check_types, read_dataclass, read_json
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.files import BestEffortWriter, write_json
+from rlvla.utils.seeding import derive_seed
 
 RETURNS_FILE = "returns.json"
 CALIBRATION_FILE = "calibration.png"
@@ -107,6 +109,7 @@ class ReturnModelTrainer(FrameTrainer):
     model: Any
     _record: ReturnRecord
     _best: float | None  # explained variance of the best epoch
+    _shifts: Tensor  # [2, B, N], of the images of a step
 
     def __init__(
         self,
@@ -136,6 +139,7 @@ class ReturnModelTrainer(FrameTrainer):
 
     def _loss(self, items: Tensor) -> tuple[Tensor, Experience, dict[str, Tensor]]:
         inputs, world = self._rows.inputs.index(items), self._strategy.world_size
+        inputs = inputs.with_fields(images=shifted(inputs.images, self._shifts[:, self._strategy.rank :: world]))
         loss, labels = (self._return_loss if self._transitions is None else self._iql_loss)(items, inputs)
         total = self._strategy.all_reduce({"frames": float(len(items))}, "sum")["frames"]
         return world * loss / total, inputs, labels
@@ -162,6 +166,9 @@ class ReturnModelTrainer(FrameTrainer):
         return loss.sum() + of_returns, labels
 
     def _step(self, step: int, items: Tensor, means: Metrics) -> None:
+        images, seed = self._rows.inputs.images, derive_seed(self._strategy.seed, "image shift", step)
+        generator = torch.Generator().manual_seed(seed)
+        self._shifts = random_shifts(len(items), images.shape[1], self._config.image_shift, generator)
         super()._step(step, items, means)
         if self._transitions is not None:
             self.model.head.update_targets(self._config.target_tau)

@@ -12,17 +12,20 @@ import pytest
 import torch
 
 from cli import collect_demos, train_value_vla
+from rlvla.algorithms.off_policy.augmentation import random_shifts, shifted
 from rlvla.commands.train_return_model import verdict
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import joined, read_demonstrations
 from rlvla.data.return_rows import ReturnRows, predicted_returns, return_scales
 from rlvla.data.rows import observations_of
 from rlvla.models.families import check_checkpoint
-from rlvla.trainer.supervised.return_model_trainer import ReturnFacts, explained_variance
+from rlvla.trainer.supervised.return_model_trainer import ReturnFacts, ReturnModelTrainer, explained_variance
 from rlvla.utils.errors import ConfigError
+from rlvla.utils.seeding import derive_rng, derive_seed
 
 EPISODES = 40
 SMALL = ["--pretrain", "compact", "--compact_channels", "8", "--compact_width", "32", "--no-use_tensorboard"]
+SMALL += ["--image_shift", "0"]  # images have 16 pixels
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +66,29 @@ def test_a_run_predicts_held_out_returns(mixed_file: Path, tmp_path: Path, capsy
         ReturnFacts.read(tmp_path / "value" / "start")
     with pytest.raises(ConfigError, match="return_head"):
         check_checkpoint(tmp_path / "value" / "start").load_return_model()
+
+
+@pytest.mark.parametrize("pixels", [0, 2])
+def test_images_are_shifted_in_training_only(
+    mixed_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pixels: int
+) -> None:
+    """By as much on any number of ranks: the shifts of all rows of a step are drawn on each."""
+    trained, judged, logits = [], [], ReturnModelTrainer._logits
+    monkeypatch.setattr(
+        ReturnModelTrainer, "_logits", lambda self, inputs: (trained.append(inputs.images), logits(self, inputs))[1]
+    )
+    of = ReturnRows.of
+    monkeypatch.setattr(ReturnRows, "of", lambda *words: (judged.append(of(*words)), judged[-1])[1])
+    words = ["--demos", str(mixed_file), *SMALL, "--save_path", str(tmp_path / "value"), "--max_epochs", "1"]
+    train_value_vla.main([*words, "--train_batch_size", "8", "--image_shift", str(pixels)])
+    rows, heldout = judged[0].inputs.images, judged[-1].inputs.images
+    first = derive_rng(0, "return model", 0).permutation(len(rows))[:8]
+    shifts = random_shifts(8, 1, pixels, torch.Generator().manual_seed(derive_seed(0, "image shift", 1)))
+    assert torch.equal(trained[0], shifted(rows[first], shifts)) and torch.equal(trained[0], rows[first]) == (
+        not pixels
+    )
+    demos = read_demonstrations(mixed_file)
+    assert any(torch.equal(heldout[0], torch.from_numpy(images[0])) for images in demos.images), "not shifted"
 
 
 def test_the_verdict_on_what_explains_nothing() -> None:
