@@ -8,7 +8,8 @@ from torch import Tensor
 
 def random_shift(images: Tensor, pixels: int, generator: torch.Generator) -> Tensor:
     """Images [B, N, H, W, C] shifted by whole pixels, each on its own; see `random_shifts` and `shifted`."""
-    return shifted(images, random_shifts(*images.shape[:2], pixels, generator))
+    rows, cameras = images.shape[:2]
+    return shifted(images, random_shifts(rows, cameras, pixels, generator))
 
 
 def random_shifts(rows: int, cameras: int, pixels: int, generator: torch.Generator) -> Tensor:
