@@ -29,7 +29,7 @@ RUN python -m venv .venv \
     && .venv/bin/pip install -c constraints.txt torch numpy
 
 COPY . .
-RUN .venv/bin/pip install -c constraints.txt -e ".[robosuite,libero,metaworld,vlm,video,lerobot,ray,serve,dev,docs]" \
+RUN .venv/bin/pip install -c constraints.txt -e ".[robosuite,libero,metaworld,vlm,video,lerobot,ray,serve,dev]" \
     && .venv/bin/pip install --no-deps -c constraints.txt hf-libero bddl metaworld imageio gymnasium-robotics pettingzoo \
     && touch ".venv/.installed-$(cat setup.py constraints.txt rlvla/version.py | sha256sum | cut -c1-16)"
 

@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from cli.train_sft_vla import main as train_sft_main
-from rlvla.commands import train_reward_model, train_sft
+from rlvla.commands import supervised, train_reward_model, train_sft
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.models.families import check_checkpoint
 from rlvla.models.smolvla.tiny import TinyVlm, build_tiny_smolvla
@@ -140,7 +140,9 @@ def test_cameras_of_a_reward_model(demos: Demonstrations, tmp_path: Path, monkey
 
     monkeypatch.setattr(train_reward_model, "RewardModelTrainer", stop)
     run = RewardRunConfig(**given, camera_map=("agentview=image", "wrist=image2"), platform="libero")
+    strategy: Any = SimpleNamespace(is_main=False)
+    start = supervised._start_of_frame_model(run, sizes, demos, strategy)
     with pytest.raises(InterruptedError):
-        train_reward_model._train(run, sizes, config, SimpleNamespace(is_main=False), demos, ())
+        train_reward_model._new_trainer(start, demos, strategy, config, run)
     settings = loaded[0].policy.settings
     assert settings.turned_images and settings.image_order(loaded[0].policy.files.config.features.cameras) == [1, 0]
