@@ -492,6 +492,20 @@ class FrameModelConfig(OptimizerConfig):
 class ReturnModelConfig(FrameModelConfig):
     """Hyperparameters of return model training."""
 
+    max_epochs: int = arg(
+        8,
+        "passes over the frames; the best one is kept",
+        minimum=1,
+        essential=True,
+        aliases=("num_train_epochs", "total_epochs"),
+    )
+    learning_rate: float = arg(
+        1e-3,
+        "peak learning rate; at 2e-3 predictions can become constant (about 2e-5 suits a 7B model with LoRA)",
+        above=0,
+        essential=True,
+        aliases=("lr",),
+    )
     value_objective: str = arg(
         "returns",
         "returns: their distribution, for RECAP; iql: implicit Q-learning, state values by expectile regression and "
