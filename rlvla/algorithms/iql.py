@@ -1,7 +1,7 @@
 """Implicit Q-learning and advantage-weighted regression.
 
-Kostrikov et al. 2021, arXiv 2110.06169; Peng et al. 2019, arXiv 1910.00177. Rewards and returns are those of
-`rlvla.algorithms.recap.ReturnScale`, undiscounted and in [-1, 0]; an action is the chunk of a decision.
+Kostrikov et al. 2021, arXiv 2110.06169; Peng et al. 2019, arXiv 1910.00177. Undiscounted rewards,
+normalized by `rlvla.algorithms.recap.ReturnScale` to returns in [-1, 0]; an action is the chunk of a decision.
 """
 
 from __future__ import annotations

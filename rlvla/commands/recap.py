@@ -36,7 +36,7 @@ class RecapConfig:
     rounds: int = arg(2, "rounds of recording, return model and training", minimum=1, maximum=1000, essential=True)
     round_demos: int = arg(300, "own episodes per task and round, failures included", minimum=1, essential=True)
     round_steps: int = arg(1000, "optimizer steps of the policy per round", minimum=1, essential=True)
-    value_epochs: int = arg(8, "epochs of the return model, a new compact one in each round", minimum=1)
+    value_epochs: int = arg(6, "epochs of the return model, a new compact one in each round", minimum=1)
     round_episodes: int = arg(100, "episodes per task that measure the success of a round", minimum=1)
 
 

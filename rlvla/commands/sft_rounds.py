@@ -78,8 +78,8 @@ class RoundFlags:
 
         Args:
             pretrain: the policy's folder.
-            purpose: why there must be one, for the message.
-            replaced: name of a flag -> what stands in its place.
+            purpose: predicate of the message, e.g. "is corrected".
+            replaced: name of a flag -> advice on its replacement.
         """
         problems = []
         if not Path(pretrain).is_dir():

@@ -492,13 +492,6 @@ class FrameModelConfig(OptimizerConfig):
 class ReturnModelConfig(FrameModelConfig):
     """Hyperparameters of return model training."""
 
-    max_epochs: int = arg(
-        8,
-        "passes over the frames; the best one is kept",
-        minimum=1,
-        essential=True,
-        aliases=("num_train_epochs", "total_epochs"),
-    )
     learning_rate: float = arg(
         1e-3,
         "peak learning rate; at 2e-3 predictions can become constant (about 2e-5 suits a 7B model with LoRA)",
@@ -521,7 +514,7 @@ class ReturnModelConfig(FrameModelConfig):
         read_if=_IQL,
     )
     target_tau: float = arg(
-        0.05, "share of the networks in their targets per optimizer step", above=0, maximum=1, read_if=_IQL
+        0.05, "Polyak averaging coefficient of the target networks", above=0, maximum=1, read_if=_IQL
     )
     image_shift: int = arg(4, "random shift of the images in training, in pixels (DrQ); 0: none", minimum=0, maximum=64)
     failure_cost: float = arg(

@@ -140,15 +140,15 @@ class ReturnModelTrainer(FrameTrainer):
     def _loss(self, items: Tensor) -> tuple[Tensor, Experience, dict[str, Tensor]]:
         inputs, world = self._rows.inputs.index(items), self._strategy.world_size
         inputs = inputs.with_fields(images=shifted(inputs.images, self._shifts[:, self._strategy.rank :: world]))
-        loss, labels = (self._return_loss if self._transitions is None else self._iql_loss)(items, inputs)
+        if self._transitions is None:
+            loss, labels = self._cross_entropy(self._logits(inputs), items), {"returns": self._rows.returns[items]}
+        else:
+            loss, labels = self._iql_loss(items, inputs)
         total = self._strategy.all_reduce({"frames": float(len(items))}, "sum")["frames"]
         return world * loss / total, inputs, labels
 
-    def _return_loss(self, items: Tensor, inputs: Experience) -> tuple[Tensor, dict[str, Tensor]]:
-        """Cross-entropy of the returns, summed over the rows."""
-        return self._cross_entropy(self._logits(inputs), items), {"returns": self._rows.returns[items]}
-
     def _cross_entropy(self, logits: Tensor, items: Tensor) -> Tensor:
+        """Cross-entropy of the returns, summed over the rows."""
         labels = smoothed_histogram(self._rows.returns[items]).to(self._strategy.device)
         return functional.cross_entropy(logits, labels, reduction="sum")
 
