@@ -1,5 +1,7 @@
 """DAgger: a supervised policy plays, the scripted expert takes over at random steps, and training continues on both.
 
+With --round_sources, rounds of more demonstrations are tried, too, and the source that gains more per minute goes on.
+
 All flags of train_sft_vla.py apply to the training of every round. The best policy is in `policy/` of --save_path.
 
 Example:
@@ -31,6 +33,7 @@ from rlvla.envs.workers.config import WorkerConfig
 from rlvla.models.config import PolicyConfig
 from rlvla.trainer.supervised.config import SFTRunConfig
 from rlvla.utils.cli.command import command, heavy_imports
+from rlvla.utils.cli.config_file import flag_arguments
 from rlvla.utils.cli.flags import Parser, from_namespace, range_problems
 from rlvla.utils.errors import ConfigError, Problem, collected
 from rlvla.utils.files import output_folder_problem, unused_folder
@@ -70,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         intervene=None if config.takeover == "random" else "expert",
         num_demos=config.round_demos,
     )
-    collected(
+    player = collected(
         problems,
         lambda: checked_player(
             EnvConfig(env_python=namespace.env_python, max_steps=config.round_max_steps),
@@ -81,11 +84,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             lambda: from_namespace(ExpertConfig, namespace),
         ),
     )
-    if problems:
+    if problems or player is None:
         raise ConfigError([p.of_flag("pretrain", run.pretrain) if p.flag == "policy" else p for p in problems])
 
     programs = programs_of(__package__, __file__)
-    commands = RoundCommands(programs, flags.training, flags.of(ExpertConfig), flags.common)
+    environment = [word for name, value in player.env.as_dict().items() for word in flag_arguments(name, value)]
+    commands = RoundCommands(programs, flags.training, flags.of(ExpertConfig), flags.common, environment)
     trial = commands.train(config, Path(policy), run.demos, folder / "round_1" / "sft")
     check_command(trial, quiet=not namespace.dry_run)
     if namespace.dry_run:

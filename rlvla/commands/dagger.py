@@ -1,4 +1,7 @@
-"""DAgger (Ross et al. 2011): rounds of corrections by the scripted expert, for `cli/dagger_vla.py`."""
+"""DAgger (Ross et al. 2011): rounds of corrections by the scripted expert, for `cli/dagger_vla.py`.
+
+Where more demonstrations may help as much, rounds of either kind alternate by their measured gain per minute.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
 OUTPUT = "runs/dagger"  # default of --save_path
 ROUNDS_FILE = "rounds.json"
+CORRECTIONS, DEMONSTRATIONS = "corrections", "demonstrations"
 REPLACED = {"max_steps": "give --round_steps", "heldout_share": "--round_episodes measure success"}
 _RECORDING_SHARE = 0.5  # of the time left, at most
 
@@ -43,7 +47,13 @@ class DaggerConfig:
         "the expert takes over for good at a random step of each episode, or as of collect_demos.py --intervene expert",
         choices=("random", "intervene"),
     )
-    round_demos: int = arg(300, "corrections per task and round", minimum=1, essential=True)
+    round_sources: tuple[str, ...] = arg(
+        (CORRECTIONS,),
+        "what a round records: corrections, or demonstrations of the expert alone; with both, each is tried once, then "
+        "the one whose last round gained more success per minute",
+        choices=(CORRECTIONS, DEMONSTRATIONS),
+    )
+    round_demos: int = arg(300, "episodes that a round records, per task", minimum=1, essential=True)
     round_max_steps: int | None = arg(
         None, "step limit of the recorded episodes; default: that of the policy's environment", minimum=1
     )
@@ -60,20 +70,28 @@ class RoundCommands:
         training: flags of the training.
         recording: flags of `collect_demos.py`.
         common: flags of recording and evaluation.
+        environment: flags of the policy's environment.
     """
 
     programs: Mapping[str, Sequence[str]]
     training: Sequence[str]
     recording: Sequence[str]
     common: Sequence[str]
+    environment: Sequence[str] = ()
 
-    def collect(self, config: DaggerConfig, policy: Path, output: Path, minutes: float, seed: int) -> list[str]:
-        """Corrections of a policy."""
-        takeover = ["--corrections"] if config.takeover == "random" else ["--intervene=expert"]
-        flags = [*takeover, "--temperature=1.0", f"--num_demos={config.round_demos}", *self.recording]
+    def collect(
+        self, config: DaggerConfig, source: str, policy: Path, output: Path, minutes: float, seed: int
+    ) -> list[str]:
+        """Corrections of a policy, or demonstrations in its environment."""
+        if source == DEMONSTRATIONS:
+            player = list(self.environment)
+        else:
+            takeover = "--corrections" if config.takeover == "random" else "--intervene=expert"
+            player = [takeover, "--temperature=1.0", f"--policy={policy}"]
+        flags = [*player, f"--num_demos={config.round_demos}", *self.recording]
         if config.round_max_steps is not None:
             flags.append(f"--max_steps={config.round_max_steps}")
-        flags += [f"--max_minutes={minutes:.3f}", f"--policy={policy}", f"--output={output}", f"--seed={seed}"]
+        flags += [f"--max_minutes={minutes:.3f}", f"--output={output}", f"--seed={seed}"]
         return [*self.programs["collect_demos"], *flags, *self.common]
 
     def train(self, config: DaggerConfig, policy: Path, demos: Sequence[str], folder: Path) -> list[str]:
@@ -94,20 +112,29 @@ class Round:
     Attributes:
         policy: its folder.
         success: success at the end of greedy episodes from held-out states.
-        seconds: of corrections, training and evaluation.
+        seconds: of recording, training and evaluation.
+        source: of its episodes; None of round 0.
+        gain: success less that of the best policy before it; 0 of round 0.
     """
 
     policy: Path
     success: Rate
     seconds: float
+    source: str | None = None
+    gain: float = 0.0
+
+    @property
+    def slope(self) -> float:
+        """Gain in points of success per minute."""
+        return 100 * self.gain / (self.seconds / 60)
 
 
 def run_dagger(
     config: DaggerConfig, policy: Path, demos: Sequence[str], folder: Path, commands: RoundCommands, seed: int
 ) -> Path:
-    """Rounds of corrections and training, until one does not improve; returns the folder of the best policy.
+    """Rounds of recording and training, until none of the sources improves; returns the folder of the best policy.
 
-    A round continues the training of the policy on the demonstrations and all corrections.
+    A round continues the training of the best policy so far on the demonstrations and all recorded episodes.
 
     Args:
         config: the rounds.
@@ -115,58 +142,91 @@ def run_dagger(
         demos: its demonstrations.
         folder: receives a folder per round, `rounds.json` and the best policy.
         commands: commands of a round.
-        seed: of the corrections.
+        seed: of the recorded episodes.
 
     Raises:
         SystemExit: a command of a round failed.
     """
     end = time.monotonic() + 60 * config.max_minutes
     rounds: list[Round] = []
-    corrections: list[str] = []
+    recorded: list[str] = []
+    best: Round | None = None
+    source: str | None = None
     while True:
         number, started = len(rounds), time.monotonic()
         place, name = folder / f"round_{number}", "initial policy"
-        if rounds:
-            name, recorded = f"round {number}", place / "corrections"
+        if best is not None and source is not None:
+            name, output = f"round {number}, {source}", place / source
             minutes = max(0.01, _RECORDING_SHARE * (end - started) / 60)
             seed_of_round = derive_seed(seed, "dagger", number) % 2**31
-            run_logged(commands.collect(config, policy, recorded, minutes, seed_of_round), place / "corrections.log")
-            corrections.append(str(recorded / "demos.hdf5"))
-            run_logged(commands.train(config, policy, [*demos, *corrections], place / "sft"), place / "sft.log")
+            recording = commands.collect(config, source, best.policy, output, minutes, seed_of_round)
+            run_logged(recording, place / f"{source}.log")
+            recorded.append(str(output / "demos.hdf5"))
+            run_logged(commands.train(config, best.policy, [*demos, *recorded], place / "sft"), place / "sft.log")
             policy = place / "sft" / POLICY_FOLDER
         run_logged(commands.evaluate(config, policy, place / "eval.json"), place / "eval.log")
-        rounds.append(Round(policy, success_of(place / "eval.json"), time.monotonic() - started))
-        success = rounds[-1].success
-        log.info(f"{name}: {success} of {success.n} episodes succeed ({duration(rounds[-1].seconds)})")
-        improved = len(rounds) < 2 or success.rate > rounds[-2].success.rate
-        best = number if improved else number - 1
-        if why := _end(config, success, improved, end - time.monotonic() - rounds[-1].seconds * bool(number)):
-            break
-        _record(folder, rounds, best, "not finished")
-    shutil.copytree(rounds[best].policy, folder / POLICY_FOLDER)
+        success, seconds = success_of(place / "eval.json"), time.monotonic() - started
+        gain = success.rate - best.success.rate if best is not None else 0.0
+        rounds.append(Round(policy, success, seconds, source, gain))
+        best = rounds[-1] if best is None or gain > 0 else best
+        log.info(f"{name}: {success} of {success.n} episodes succeed ({duration(seconds)})")
+        source = next_source(config.round_sources, rounds)
+        if best.success.rate >= config.target_success:
+            why = f"target reached (--target_success {config.target_success:g})"
+        elif source is None:
+            why = "the last round did not improve success"
+            why += "" if len(config.round_sources) == 1 else ", of either source"
+        elif end - time.monotonic() <= _expected_seconds(source, rounds):
+            why = f"time budget spent (--max_minutes {config.max_minutes:g})"
+        else:
+            _record(folder, rounds, best, "not finished")
+            continue
+        break
+    shutil.copytree(best.policy, folder / POLICY_FOLDER)
     _record(folder, rounds, best, why)
     rows = [
-        (number, config.round_demos * bool(number), one.success.n, str(one.success), duration(one.seconds))
+        (
+            number,
+            one.source or "-",
+            one.success.n,
+            str(one.success),
+            duration(one.seconds),
+            "-" if one.source is None else f"{one.slope:+.1f}",
+        )
         for number, one in enumerate(rounds)
     ]
-    show(table(("round", "corrections per task", "n", "success at end [95 %]", "time"), rows))
-    show(f"ended: {why}\nwritten: {folder / POLICY_FOLDER} ({f'round {best}' if best else 'the initial policy'})")
+    show(table(("round", "recorded", "n", "success at end [95 %]", "time", "points a minute"), rows))
+    chosen = rounds.index(best)
+    show(f"ended: {why}\nwritten: {folder / POLICY_FOLDER} ({f'round {chosen}' if chosen else 'the initial policy'})")
     return folder / POLICY_FOLDER
 
 
-def _end(config: DaggerConfig, success: Rate, improved: bool, seconds_left: float) -> str:
-    """Why no further round starts, or ""."""
-    if success.rate >= config.target_success:
-        return f"target reached (--target_success {config.target_success:g})"
-    if not improved:
-        return "the last round did not improve success"
-    return f"time budget spent (--max_minutes {config.max_minutes:g})" if seconds_left <= 0 else ""
+def next_source(sources: Sequence[str], rounds: Sequence[Round]) -> str | None:
+    """The source of the next round: one not tried yet, else that of the largest gain per minute in its last round.
+
+    None once the last round of no source has gained.
+    """
+    last = {one.source: one for one in rounds}
+    for source in sources:
+        if source not in last:
+            return source
+    best = max(sources, key=lambda source: last[source].slope)
+    return best if last[best].gain > 0 else None
 
 
-def _record(folder: Path, rounds: Sequence[Round], best: int, why: str) -> None:
-    entries = [{"policy": str(one.policy), "seconds": one.seconds, **asdict(one.success)} for one in rounds]
-    text = str(rounds[0].success)
-    if len(rounds) > 1:
-        text += f" -> {rounds[best].success} after {best} round{'' if best == 1 else 's'}"
-    summary = f"{text}, of {rounds[0].success.n} episodes; {why}"
-    write_json(folder / ROUNDS_FILE, {"rounds": entries, "best": best, SUMMARY: summary})
+def _expected_seconds(source: str, rounds: Sequence[Round]) -> float:
+    """Duration of the last round of a source, else of the last round of any; 0 before the first."""
+    seconds = [one.seconds for one in rounds if one.source == source] or [one.seconds for one in rounds[1:]]
+    return seconds[-1] if seconds else 0.0
+
+
+def _record(folder: Path, rounds: Sequence[Round], best: Round, why: str) -> None:
+    entries = [
+        {"policy": str(one.policy), "seconds": one.seconds, "source": one.source, **asdict(one.success)}
+        for one in rounds
+    ]
+    chosen = rounds.index(best)
+    text = " -> ".join(str(one.success) + (f" ({one.source})" if one.source else "") for one in rounds)
+    summary = f"{text}, of {rounds[0].success.n} episodes each; "
+    summary += f"{f'round {chosen}' if chosen else 'the initial policy'} kept; {why}"
+    write_json(folder / ROUNDS_FILE, {"rounds": entries, "best": chosen, SUMMARY: summary})

@@ -13,7 +13,7 @@ from typing import Any
 from rlvla.checkpoints.run_folder import RUN_FILE, TOTALS_FILE
 from rlvla.evaluation.comparison import MEAN_OF_SUITES
 from rlvla.evaluation.learning_charts import learning_charts
-from rlvla.evaluation.pages import labels, render
+from rlvla.evaluation.pages import Chart, labels, render
 from rlvla.evaluation.report import EvaluationReport, PolicyEvaluation, SuiteEvaluation, SuitesResult
 from rlvla.evaluation.results import EvalResult
 from rlvla.evaluation.videos import recorded_state
@@ -26,19 +26,22 @@ REPORT_FILE = "report.html"
 _BarRow = tuple[str, Sequence[tuple[str, bool, Any]]]
 
 
-def write_report(folder: Path, report: EvaluationReport, stages: Sequence[Sequence[str]] = ()) -> Path:
+def write_report(
+    folder: Path, report: EvaluationReport, stages: Sequence[Sequence[str]] = (), progress: Chart | None = None
+) -> Path:
     """Write `report.html` into `folder` and return its path.
 
     Learning curves and configuration are read from the run folder of the policy, if any; videos are embedded.
 
-    `stages` are (name, duration, choice, flags) of the stages of the recipe that trained the policy.
+    `stages` are (name, duration, choice, flags) of the stages of the recipe that trained the policy, and `progress`
+    shows their success.
     """
     path = folder / REPORT_FILE
-    write_atomic(path, render_report(report, stages).encode(errors="replace"))
+    write_atomic(path, render_report(report, stages, progress).encode(errors="replace"))
     return path
 
 
-def render_report(report: EvaluationReport, stages: Sequence[Sequence[str]] = ()) -> str:
+def render_report(report: EvaluationReport, stages: Sequence[Sequence[str]] = (), progress: Chart | None = None) -> str:
     """The report as HTML; arguments as in `write_report`."""
     suites, own = report.suites, report.first.own
     run_folder = Path(own.policy).parent
@@ -75,6 +78,7 @@ def render_report(report: EvaluationReport, stages: Sequence[Sequence[str]] = ()
         configurations=_configurations(suites, run_folder),
         versions=report.versions,
         stages=stages,
+        progress=progress,
         percent=lambda rate: f"{100 * rate:.1f} %",
         points=lambda difference: f"{100 * difference:+.1f}",
     )

@@ -15,6 +15,7 @@ from rlvla.evaluation.comparison import Difference
 from rlvla.evaluation.report import SUITES_KEY, EvaluationReport, PolicyEvaluation, SuiteEvaluation
 from rlvla.evaluation.report_page import write_report
 from rlvla.evaluation.results import EvalResult
+from rlvla.recipes.progress import progress_chart
 from rlvla.recipes.recipe import POLICY_FOLDER, REPORT, Stage
 from rlvla.recipes.state import State
 from rlvla.utils.data_files import read_json
@@ -216,7 +217,8 @@ def conclude(stages: Sequence[Stage], state: State) -> str:
             for stage in stages
             if (record := state.of(stage))
         ]
-        page = write_report(folder, outcome.findings, rows)
+        rates = {f"eval_{name}": report[name] for name in (START, END) if name in report}
+        page = write_report(folder, outcome.findings, rows, progress_chart(stages, state, rates))
     curves = [stage.output / "learning_curve.png" for stage in stages if stage.name == END]
     places += [str(path) for path in curves if path.is_file()]
     text = f"{describe(report)}\nresults: {', '.join(places)}"

@@ -12,7 +12,15 @@ import pytest
 from cli import dagger_vla
 from rlvla.checkpoints.policy_folder import learned_states, recorded_environment
 from rlvla.commands import dagger
-from rlvla.commands.dagger import DaggerConfig, RoundCommands, run_dagger
+from rlvla.commands.dagger import (
+    CORRECTIONS,
+    DEMONSTRATIONS,
+    DaggerConfig,
+    Round,
+    RoundCommands,
+    next_source,
+    run_dagger,
+)
 from rlvla.commands.sft_runs import TRAINING
 from rlvla.data.reading import read_demonstrations
 from rlvla.evaluation.results import Rate
@@ -86,6 +94,58 @@ def test_rounds_end_with_the_best_policy(
     assert end in record["summary"] and end in capsys.readouterr().out and next(outcomes, None) is None
 
 
+def played(source: str | None, success: int, before: int, minutes: float) -> Round:
+    return Round(Path(), rate(success), 60 * minutes, source, (success - before) / 100)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "source"),
+    [
+        ([], CORRECTIONS),
+        ([(CORRECTIONS, 60, 40, 1)], DEMONSTRATIONS),
+        ([(CORRECTIONS, 30, 40, 1)], DEMONSTRATIONS),
+        ([(CORRECTIONS, 60, 40, 1), (DEMONSTRATIONS, 70, 60, 0.4)], DEMONSTRATIONS),  # 20 and 25 points a minute
+        ([(CORRECTIONS, 60, 40, 1), (DEMONSTRATIONS, 70, 60, 0.6)], CORRECTIONS),
+        ([(CORRECTIONS, 60, 40, 1), (DEMONSTRATIONS, 59, 60, 0.1)], CORRECTIONS),
+        ([(CORRECTIONS, 60, 40, 1), (DEMONSTRATIONS, 70, 60, 1), (CORRECTIONS, 70, 70, 1)], DEMONSTRATIONS),
+        ([(CORRECTIONS, 30, 40, 1), (DEMONSTRATIONS, 40, 40, 1)], None),
+    ],
+)
+def test_the_source_with_the_largest_gain_per_minute_goes_on(
+    rounds: list[tuple[str, int, int, float]], source: str | None
+) -> None:
+    results = [played(None, 40, 40, 1), *(played(*one) for one in rounds)]
+    assert next_source((CORRECTIONS, DEMONSTRATIONS), results) == source
+
+
+def test_a_round_without_gain_is_left_to_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next round starts from the best policy, on the data of all rounds."""
+    start, folder = tmp_path / "start", tmp_path / "dagger"
+    start.mkdir()
+    commands: list[list[str]] = []
+
+    def run(argv: list[str], log: Path) -> None:
+        commands.append(argv)
+        if argv[0] == "train":
+            (Path(value_of(argv, "save_path")) / "policy").mkdir(parents=True)
+
+    outcomes = iter([40, 30, 60, 60])
+    monkeypatch.setattr(dagger, "run_logged", run)
+    monkeypatch.setattr(dagger, "success_of", lambda path: rate(next(outcomes)))
+    config = DaggerConfig(round_sources=(CORRECTIONS, DEMONSTRATIONS))
+    run_dagger(config, start, ["a.hdf5"], folder, replace(COMMANDS, environment=["--suite=s"]), 3)
+    corrections, demonstrations, more = (argv for argv in commands if argv[0] == "collect")
+    assert "--corrections" in corrections and f"--policy={start}" in corrections and "--suite=s" not in corrections
+    assert demonstrations[1] == "--suite=s" and not any("policy" in word for word in demonstrations)
+    assert more[1] == "--suite=s"
+    second = [argv for argv in commands if argv[0] == "train"][1]
+    files = [str(folder / f"round_{n}" / source / "demos.hdf5") for n, source in enumerate(config.round_sources, 1)]
+    assert value_of(second, "pretrain") == str(start) and second[second.index("--demos") + 1 : -2] == ["a.hdf5", *files]
+    record = json.loads((folder / "rounds.json").read_text())
+    assert record["best"] == 2 and [one["source"] for one in record["rounds"]][:3] == [None, *config.round_sources]
+    assert "round 2 kept; the last round did not improve success, of either source" in record["summary"]
+
+
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_real_rounds_on_toy_reach(demos_file: Path, policy_folder: Path, tmp_path: Path) -> None:
@@ -155,13 +215,15 @@ def test_flags_reach_the_commands_that_read_them(
     (commands,) = given
     config = DaggerConfig(round_demos=20, round_episodes=7)
     own, place = ["--custom_module", str(module)], tmp_path / "place"
-    both = ["--num_envs=3", "--eval_init_states", "200", "300", "--train_init_states", "0", "100", *own]
-    assert commands.collect(config, policy_folder, place, 2.0, 9)[1:] == [
-        *("--corrections", "--temperature=1.0", "--num_demos=20", "--offset_bias", "0.0", "-0.2"),
-        *("--max_minutes=2.000", f"--policy={policy_folder}", f"--output={place}", "--seed=9", *both),
+    both = ["--num_envs=3", *own, "--eval_init_states", "200", "300", "--train_init_states", "0", "100"]
+    rest = ["--num_demos=20", "--offset_bias", "0.0", "-0.2", "--max_minutes=2.000", f"--output={place}", "--seed=9"]
+    assert commands.collect(config, CORRECTIONS, policy_folder, place, 2.0, 9)[1:] == [
+        *("--corrections", "--temperature=1.0", f"--policy={policy_folder}", *rest, *both),
     ]
-    intervene = commands.collect(replace(config, takeover="intervene"), policy_folder, place, 2.0, 9)
+    intervene = commands.collect(replace(config, takeover="intervene"), CORRECTIONS, policy_folder, place, 2.0, 9)
     assert "--intervene=expert" in intervene and "--corrections" not in intervene
+    demonstrations = commands.collect(config, DEMONSTRATIONS, policy_folder, place, 2.0, 9)[1:]
+    assert demonstrations[0] == "--task_suite_name=toy_reach" and demonstrations[-len(rest + both) :] == [*rest, *both]
     assert commands.evaluate(config, policy_folder, place)[1:] == [
         *("--eval_episodes=7", f"--pretrain={policy_folder}", f"--output={place}", *both)
     ]
@@ -173,7 +235,8 @@ def test_flags_reach_the_commands_that_read_them(
 
 @pytest.mark.parametrize(("limit", "words"), [(None, []), (60, ["--max_steps=60"])])
 def test_recorded_episodes_have_their_own_step_limit(limit: int | None, words: list[str], tmp_path: Path) -> None:
-    argv = COMMANDS.collect(DaggerConfig(round_max_steps=limit), tmp_path, tmp_path / "corrections", 1.0, 0)
+    config = DaggerConfig(round_max_steps=limit)
+    argv = COMMANDS.collect(config, CORRECTIONS, tmp_path, tmp_path / "corrections", 1.0, 0)
     assert [word for word in argv if "max_steps" in word] == words
 
 

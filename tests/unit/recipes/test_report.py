@@ -13,11 +13,13 @@ from rlvla.evaluation.protocol import describe_protocol
 from rlvla.evaluation.report import PolicyEvaluation
 from rlvla.evaluation.results import EpisodeOutcome, summarize
 from rlvla.evaluation.statistics import tango_interval
+from rlvla.recipes.progress import measurements, progress_chart
 from rlvla.recipes.recipe import Stage
 from rlvla.recipes.report import build_report, conclude, describe, outcome_of
 from rlvla.recipes.state import DONE, State
 
 TASK = list_tasks("toy_reach")[0]
+TRIALS = [{"success_at_end": rate, "low": rate - 0.1, "high": rate + 0.1} for rate in (0.5, 0.7)]
 SECONDS = {"sft": 2.0, "eval_sft": 1.0, "rl": 7.0, "eval_rl": 1.5}
 
 
@@ -82,13 +84,39 @@ def test_choices_of_stages_are_shown(tmp_path: Path) -> None:
     tune, dagger = stages_of(tmp_path, "tune", "dagger")
     for stage, file, summary in ((tune, "trials.json", "two of five"), (dagger, "rounds.json", "40% -> 97%")):
         stage.output.mkdir(parents=True)
-        (stage.output / file).write_text(json.dumps({"summary": summary}))
+        (stage.output / file).write_text(json.dumps({"rounds": [], "summary": summary}))
         state.note(stage, DONE, 1.0)
+    (tune.output / "trials.json").write_text(json.dumps({"rounds": [{"trials": TRIALS}], "summary": "two of five"}))
     text = conclude([tune, dagger, *stages], state)
     assert "tune: two of five\ndagger: 40% -> 97%" in text
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["choices"] == {"tune": "two of five", "dagger": "40% -> 97%"}
     assert "40% -&gt; 97%" in (tmp_path / "report.html").read_text()
+
+
+def test_success_over_the_minutes_of_all_stages(tmp_path: Path) -> None:
+    stages, state = finished(tmp_path, [True, False], [True, True])
+    tune, dagger = stages_of(tmp_path, "tune", "dagger")
+    rounds = [{"rate": 0.4, "low": 0.3, "high": 0.5, "seconds": s} for s in (30.0, 90.0)]
+    records = [{"step": n, "eval/success_at_end": 0.5, "eval/n": 10, "timing_s/iteration": 2.0} for n in (1, 2)]
+    for stage, file, content in (
+        (tune, "trials.json", json.dumps({"rounds": [{"trials": TRIALS}]})),
+        (dagger, "rounds.json", json.dumps({"rounds": rounds})),
+        (stages[2], "metrics.jsonl", "\n".join(json.dumps(record) for record in records)),
+    ):
+        stage.output.mkdir(parents=True, exist_ok=True)
+        (stage.output / file).write_text(content)
+    state.note(tune, DONE, 60.0)
+    state.note(dagger, DONE, 130.0)
+    rates = {"eval_sft": {"success_at_end": 0.5, "low": 0.1, "high": 0.9}}
+    series = measurements([tune, dagger, *stages], state, rates)
+    times = {name: [60 * one.minutes for one in points] for name, points in series.items()}
+    # Before the evaluation come 190 s and 2 s of `sft`; the evaluations of `rl` are those of its last two iterations.
+    assert times == {"tune": [60], "dagger": [90, 180], "eval_sft": [193], "rl": [pytest.approx(198), 200]}
+    assert (series["tune"][0].rate, series["tune"][0].high) == pytest.approx((0.7, 0.8))
+    conclude([tune, dagger, *stages], state)
+    assert "by stage</figcaption>" in (tmp_path / "report.html").read_text()
+    assert progress_chart(stages[:2], state, rates) is None, "one measurement is no progress"
 
 
 def test_no_improvement_is_reported_as_such(tmp_path: Path) -> None:
