@@ -7,7 +7,8 @@ primitives), E numbers of a stored decision, P proprio, G goals.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -17,6 +18,37 @@ from torch.nn.functional import one_hot
 from rlvla.experience import Sample
 from rlvla.models.compact.text import Sentences
 from rlvla.models.policy import RolloutPolicy
+
+
+@dataclass(frozen=True)
+class MatchingBatch:
+    """Stored decisions on which the flow-matching loss of an actor is computed.
+
+    Attributes:
+        actions: [B, E].
+        steps: [B] int64, executed actions of each decision; the others do not count.
+        noise: [B, `SACPolicy.matching_noise`] standard normal.
+    """
+
+    actions: Tensor
+    steps: Tensor
+    noise: Tensor
+
+
+class SampledDecisions(NamedTuple):
+    """Reparameterized decisions of a policy for each primitive.
+
+    Attributes:
+        parameters: [B, n, D] in [-1, 1], 0 where unused.
+        log_densities: [B, n, D], 0 where unused; of a flow given its initial noise.
+        choice: [B, n] log-probs of the primitives, or None without.
+        matching_losses: [B] flow-matching losses of a `MatchingBatch`, or None without.
+    """
+
+    parameters: Tensor
+    log_densities: Tensor
+    choice: Tensor | None
+    matching_losses: Tensor | None = None
 
 
 class StoredSizes(Protocol):
@@ -107,6 +139,16 @@ class SACPolicy(RolloutPolicy, Protocol):
         ...
 
     @property
+    def noise_width(self) -> int:
+        """W, standard normal numbers of a sampled decision for each primitive."""
+        ...
+
+    @property
+    def matching_noise(self) -> int:
+        """Standard normal numbers of a row of the flow-matching loss; 0: the policy is not a flow."""
+        ...
+
+    @property
     def stored_sizes(self) -> StoredSizes:
         """Sizes of the replay buffer."""
         ...
@@ -121,19 +163,21 @@ class SACPolicy(RolloutPolicy, Protocol):
         ...
 
     def __call__(
-        self, proprio: Tensor | None, images: Tensor | None, sentences: Sentences | None, noise: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        self,
+        proprio: Tensor | None,
+        images: Tensor | None,
+        sentences: Sentences | None,
+        noise: Tensor,
+        matching: MatchingBatch | None = None,
+    ) -> SampledDecisions:
         """Sample a reparameterized decision for each primitive.
 
         Args:
             proprio: [B, .] from `policy_proprio`.
             images: [B, N, H, W, 3] uint8.
             sentences: from `sentences`.
-            noise: [B, n, D] standard normal.
-
-        Returns:
-            Parameters [B, n, D] in [-1, 1], 0 where unused; log-densities [B, n, D], 0 where unused; log-probs [B, n]
-            of the primitives, or None without.
+            noise: [B, n, W] standard normal.
+            matching: stored decisions at the same observations, for the flow-matching loss; None: no such loss.
         """
         ...
 

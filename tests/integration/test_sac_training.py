@@ -56,6 +56,7 @@ STATE = ["--task_suite_name", "hidden_reach", "--use_proprio", "--disc_state", "
 ASYMMETRIC = [*RELABELLED, *STATE, "--critic_state", "--utd_ratio", "0.5"]
 TASKS = ["--task_suite_name", "toy_push", "--task_names", "red_to_green", "blue_to_yellow", "--use_proprio"]
 CURRICULUM = [*TASKS, "--max_steps", "12", "--task_sampling", "inverse_success", "--task_success_horizon", "4"]
+FLOW = ["--policy", "flow", "--flow_steps", "2"]
 SEEING = ["--read_images", "--image_size", "16", "--image_shift", "2", "--replay_priority", "td", "--utd_ratio", "0.5"]
 
 LIFT = ["--task_suite_name", "robosuite", "--task_ids", "0", "--control_freq", "10", "--object_state"]
@@ -75,9 +76,9 @@ def metrics(folder: Path) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize(
     ("options", "task_ids"),
-    [(HYBRID, []), (SEEING, []), (RELABELLED, []), (ASYMMETRIC, []), (CURRICULUM, [0, 3])]
+    [(HYBRID, []), (SEEING, []), ([*HYBRID, *FLOW], []), (RELABELLED, []), (ASYMMETRIC, []), (CURRICULUM, [0, 3])]
     + [pytest.param(LIFT, [0], marks=pytest.mark.nightly)],
-    ids=["hybrid", "images", "hindsight", "state", "tasks", "primitives"],
+    ids=["hybrid", "images", "flow", "hindsight", "state", "tasks", "primitives"],
 )
 def test_a_run_resumes_to_the_bit(options: list[str], task_ids: list[int], tmp_path: Path) -> None:
     if "robosuite" in options:
@@ -119,8 +120,10 @@ def test_a_damaged_buffer_is_resumed_from_the_iteration_before(file: str, tmp_pa
 
 
 def test_a_policy_is_evaluated_in_its_environment(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    policy = run(tmp_path / "run", 8, *HYBRID)
+    policy = run(tmp_path / "run", 8, *HYBRID, *FLOW)
     evaluate([*SUITE[:2], "--pretrain", str(policy), "--eval_episodes", "3", "--num_envs", "1"])
+    record = ["--num_demos", "2", "--num_envs", "1", "--keep", "all", "--output", str(tmp_path / "demos")]
+    collect_demos([*SUITE[:2], "--policy", str(policy), *record])
     shutil.rmtree(policy)
     with pytest.raises(SystemExit):
         export([str(tmp_path / "run")])
@@ -217,18 +220,20 @@ def demos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_demonstrations_are_part_of_every_batch(demos: Path, tmp_path: Path) -> None:
     options = ["--task_suite_name", "toy_reach", "--demos", str(demos), "--read_images", "--image_size", "16"]
-    train([*options, *SMALL, "--save_path", str(tmp_path / "run"), "--num_episodes", "8", "--utd_ratio", "0.5"])
+    train([*options, *SMALL, *FLOW, "--save_path", str(tmp_path / "run"), "--num_episodes", "8", "--utd_ratio", "0.5"])
     without = ["--task_suite_name", "toy_reach", "--read_images", "--image_size", "16"]
-    train([*without, *SMALL, "--save_path", str(tmp_path / "alone"), "--num_episodes", "8", "--utd_ratio", "0.5"])
+    train([*without, *SMALL, *FLOW, "--save_path", str(tmp_path / "alone"), "--num_episodes", "8", "--utd_ratio", "0.5"])
     shown, alone = metrics(tmp_path / "run")[-2], metrics(tmp_path / "alone")[-2]
     record = json.loads((tmp_path / "run" / "policy" / "rlvla_environment.json").read_text())
     assert len(record["learned_from"]) == 2, "the states of the run, and those of the demonstrations"
+    assert shown["actor/imitated_share"] == 0.5 and shown["actor/flow_matching"] > 0, "demonstrations, half of a batch"
     assert shown["critic/target_mean"] > alone["critic/target_mean"] + 0.02, "they succeed, random actions do not"
 
 
 @pytest.mark.slow
-def test_two_ranks_share_the_buffer_and_one_goes_on(tmp_path: Path) -> None:
-    more = [*HYBRID, "--replay_capacity", "400"]
+@pytest.mark.parametrize("policy", [[], pytest.param(FLOW, marks=pytest.mark.nightly)], ids=["gaussian", "flow"])
+def test_two_ranks_share_the_buffer_and_one_goes_on(policy: list[str], tmp_path: Path) -> None:
+    more = [*HYBRID, *policy, "--replay_capacity", "400"]
     options = [*SUITE, *SMALL, "--save_path", str(tmp_path / "run"), *more]
     launch("cli/train_sac_vla.py", *options, "--num_episodes", "8")
     two = metrics(tmp_path / "run")[-2]
@@ -305,6 +310,9 @@ REFUSED = {
     "policies of checkpoints": (["--save_hf_ckpt"], "--save_hf_ckpt: no effect without --save_steps"),
     "unread": (["--replay_alpha", "0.5"], "--replay_priority uniform does not use it"),
     "primitives": (["--policy", "primitives"], "the environment has none"),
+    "no flow": (["--flow_matching_coef", "1"], "--flow_matching_coef 1.0: --policy is gaussian"),
+    "steps of no flow": (["--flow_steps", "2"], "--flow_steps 2: --policy is gaussian"),
+    "long flow": (["--policy", "flow", "--flow_steps", "17"], "flow_steps 17 is not in 0..16"),
     "sharding": (["--zero_stage", "3"], "need neither sharding"),
     "nothing to read": (["--no-use_proprio"], "the policy reads proprio"),
     "too many copies": ([*RELABELLED, "--her_ratio", "11"], "at most 10"),

@@ -15,7 +15,7 @@ from rlvla.commands.off_policy.flags import SACRun
 from rlvla.commands.off_policy.train import run_sac
 from rlvla.commands.runs.flags import flags_of
 from rlvla.trainer.metrics import Metrics
-from rlvla.trainer.off_policy.memory import Observations
+from rlvla.trainer.off_policy.memory import Batch, Observations
 from rlvla.trainer.off_policy.sac import CHOICE, PARAMETERS, SAC
 from rlvla.utils.errors import TrainingHalted
 from tests.support.robosuite_reference import require_simulator
@@ -34,6 +34,7 @@ LIFT += ["--max_steps", "30"]
 CASES = {
     "plain": REACH,
     "plain, mean, no entropy": [*REACH, "--actor_reduction", "mean", "--no-entropy_in_target"],
+    "flow": [*REACH, "--policy", "flow", "--flow_steps", "3", "--flow_matching_coef", "0.7"],
     "primitives": LIFT,
     "primitives, uniform choice": [*LIFT, "--choice_exploration", "100", "--actor_reduction", "mean"],
 }
@@ -65,14 +66,23 @@ class Row:
         learner: the learner.
         seen: a batch of observations.
         index: of the row in it.
-        noise: [n, D] of this row.
+        noise: [n, W] of this row.
     """
 
     def __init__(self, learner: SAC, seen: Observations, index: int, noise: Tensor):
         policy = learner._policy
         self.proprio = seen.proprio[index : index + 1]
         features = policy.encoder(policy.policy_proprio(self.proprio), None, None)
-        mean, log_std = policy.network.parameter_distribution(features)
+        if policy.matching_noise:
+            width = policy.config.parameters
+            u, steps, noise = noise[:, :width], policy.config.flow_steps, noise[:, width:]
+            for step in range(steps):
+                time = torch.tensor([[1.0 - step / steps]])
+                both = policy.network.velocity_of(torch.cat([features, u, time], 1))
+                u, log_std = u - both[:, :width] / steps, both[None, :, width:]
+            mean = u[None]
+        else:
+            mean, log_std = policy.network.parameter_distribution(features)
         raw = mean[0] + log_std[0].exp() * noise
         self.parameters, used = raw.tanh(), policy.parameter_mask
         density = TransformedDistribution(Normal(mean[0], log_std[0].exp()), [TanhTransform(cache_size=0)])
@@ -93,8 +103,8 @@ class Row:
 
 
 def rows_of(learner: SAC, seen: Observations, noise: torch.Generator) -> list[Row]:
-    network = learner._policy.network
-    drawn = torch.randn(len(seen.proprio), network.kinds, network.width, generator=noise)
+    policy = learner._policy
+    drawn = torch.randn(len(seen.proprio), len(policy.parameter_mask), policy.noise_width, generator=noise)
     return [Row(learner, seen, index, drawn[index]) for index in range(len(seen.proprio))]
 
 
@@ -137,24 +147,58 @@ def test_critics_step_on_the_weighted_error_of_all_of_them(learner: SAC, monkeyp
     check_step(steps, total, list(critic.parameters()))
 
 
-def test_the_actor_descends_the_entropy_less_the_value(learner: SAC, monkeypatch: pytest.MonkeyPatch) -> None:
+def matching_losses(learner: SAC, batch: Batch, noise: torch.Generator) -> list[Tensor]:
+    """Squared error of a flow's velocity for each row, at a random point between noise and the stored decision."""
+    policy = learner._policy
+    (length, dims), width = (policy.config.action_chunk_len, policy.config.action_dim), policy.config.parameters
+    drawn, losses = torch.randn(len(batch.actions), width + 1, generator=noise), []
+    for index, numbers in enumerate(drawn):
+        time = 0.999 * Normal(0, 1).cdf(numbers[-1]) ** (2 / 3) + 0.001
+        action = batch.actions[index].clamp(-0.99, 0.99).atanh()
+        proprio = policy.policy_proprio(batch.now.proprio[index : index + 1])
+        point = time * numbers[:-1] + (1 - time) * action
+        inputs = torch.cat([policy.encoder(proprio, None, None)[0], point, time[None]])
+        velocity = policy.network.velocity_of(inputs[None])[0, :width]
+        error = (velocity - (numbers[:-1] - action)).view(length, dims)
+        losses.append((error[: int(batch.steps[index])] ** 2).mean())
+    return losses
+
+
+@pytest.mark.parametrize("demonstrated", [False, True])
+def test_the_actor_descends_the_entropy_less_the_value(
+    learner: SAC, demonstrated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matched = bool(learner._policy.matching_noise)
+    if demonstrated and not matched:
+        pytest.skip("its loss is the same with demonstrations")
     _, batch = learner._draw()
+    batch.steps[:4] = torch.tensor([1, 2, 1, 2])
+    if demonstrated:
+        batch.demonstrated[::2] = True
+        monkeypatch.setattr(learner, "_demos", learner.memory)
     noise, steps = copy_of(learner._noise), caught(learner.actor, monkeypatch)
     gaps: list[dict[str, float]] = []
     monkeypatch.setattr(learner.temperatures, "step", gaps.append)
     learner._update_actor(batch, Metrics())
     assert all(p.grad is None or not p.grad.any() for p in learner._target.parameters())
+    matching = matching_losses(learner, batch, noise) if matched else []
     rows, critic = rows_of(learner, batch.now, noise), learner.critic.module
     alpha, reduce = learner.temperatures[PARAMETERS], learner._sac.actor_reduction
     loss, of_entropy, of_choice = torch.zeros(()), 0.0, 0.0
+    chosen: list[bool] = []
     sizes = learner._policy.parameter_mask.sum(-1).tolist()
-    for row in rows:
+    for index, row in enumerate(rows):
         q = [row.q_values(critic, kind) for kind in range(len(sizes))]
         values = [part.min() if reduce == "min" else part.mean() for part in q]
         costs = [alpha * density - value for density, value in zip(row.log_density, values)]
         if row.choice is None:
             loss = loss + costs[0]
             of_entropy += -float(row.log_density[0]) + sizes[0]
+            if matched:
+                one = slice(index, index + 1)
+                stored = critic(batch.actions[one], row.proprio, None, None)[:, 0].min()
+                imitated = bool(batch.demonstrated[index]) if demonstrated else bool(stored > values[0])
+                loss, chosen = loss + 0.7 * imitated * matching[index], [*chosen, imitated]
             continue
         tempered = learner.temperatures[CHOICE]
         shares, n = row.choice.exp(), len(sizes)
@@ -164,11 +208,22 @@ def test_the_actor_descends_the_entropy_less_the_value(learner: SAC, monkeypatch
         loss = loss + sum(p * (tempered * log_p + cost) for p, log_p, cost in zip(shares, row.choice, costs))
         of_entropy += sum(float(p) * (size - float(d)) for p, size, d in zip(shares, sizes, row.log_density))
         of_choice += -float((shares * row.choice).sum()) - 0.5 * math.log(n)
+    assert len(set(chosen)) == (2 if matched else 0), "some rows are imitated, some are not"
     check_step(steps, loss / len(rows), list(learner._policy.parameters()))
     (found,) = gaps
     assert found[PARAMETERS] == pytest.approx(of_entropy / len(rows), rel=1e-3, abs=1e-3)
     if rows[0].choice is not None:
         assert found[CHOICE] == pytest.approx(of_choice / len(rows), rel=1e-3, abs=1e-4)
+
+
+def test_a_step_of_the_actor_leaves_the_critics_alone(learner: SAC) -> None:
+    _, batch = learner._draw()
+    networks = [learner.actor.module, learner.critic.module, learner._target]
+    before = [[value.clone() for value in network.parameters()] for network in networks]
+    learner._update_actor(batch, Metrics())
+    moved = [any(not torch.equal(*p) for p in zip(old, new.parameters())) for old, new in zip(before, networks)]
+    assert moved == [True, False, False]
+    assert all(p.requires_grad and (p.grad is None or not p.grad.any()) for p in learner.critic.module.parameters())
 
 
 def test_an_update_moves_target_and_priorities(learner: SAC, monkeypatch: pytest.MonkeyPatch) -> None:

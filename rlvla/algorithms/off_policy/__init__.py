@@ -8,6 +8,7 @@ from rlvla.algorithms.off_policy.augmentation import random_shift
 from rlvla.algorithms.off_policy.losses import (
     actor_loss,
     critic_loss,
+    imitation_loss,
     parameter_target_entropy,
     primitive_target_entropy,
     temperature_loss,
@@ -31,6 +32,7 @@ __all__ = [
     "actor_loss",
     "critic_actions",
     "critic_loss",
+    "imitation_loss",
     "log_one_minus_tanh_squared",
     "over_primitives",
     "parameter_mask",

@@ -107,6 +107,34 @@ def actor_loss(
     return -_mean(value, rows, num_rows, dp_size)
 
 
+def imitation_loss(
+    losses: Tensor,
+    weights: Tensor,
+    *,
+    mask: Tensor | None = None,
+    num_rows: float | Tensor | None = None,
+    dp_size: int = 1,
+) -> Tensor:
+    """Mean over all rows of the loss of imitating the stored decision, times the weight of the row.
+
+    Args:
+        losses: [B], e.g. of flow matching.
+        weights: [B], without gradient; 0 for rows that are not imitated.
+        mask: [B] bool.
+        num_rows: see above.
+        dp_size: see `aggregate_loss`.
+
+    Returns:
+        Scalar.
+
+    Raises:
+        ValueError: shapes differ, mask not bool, or see `aggregate_loss`.
+    """
+    check_shape("weights", weights, losses.shape)
+    rows, dtype = _rows(losses, mask), working_dtype(losses)
+    return _mean(clean(losses, rows, dtype) * clean(weights.detach(), rows, dtype), rows, num_rows, dp_size)
+
+
 def temperature_loss(
     log_alpha: Tensor,
     entropies: Tensor,

@@ -28,12 +28,12 @@ from rlvla.rewards import StateInput
 from rlvla.rewards.base import component_of, parse_rewards, source_of
 from rlvla.rewards.machine_source import MachineSource
 from rlvla.trainer.algorithm_config import AlgorithmConfig
-from rlvla.trainer.off_policy.config import DSRL, SACConfig
+from rlvla.trainer.off_policy.config import DSRL, FLOW, SACConfig
 from rlvla.trainer.reward_sources import reward_problems
 from rlvla.utils.deepspeed.config import launched_world_size
 from rlvla.utils.errors import ConfigError, Problem, as_problems
 
-_TEXT_WIDTH = 32
+_TEXT_WIDTH, _FLOW_STEPS = 32, 4
 
 
 @dataclass(frozen=True)
@@ -196,6 +196,7 @@ def _sizes(flags: SACRun, env: EnvConfig, tasks: Sequence[TaskSpec], proprio_dim
         primitives=tuple(name for name, _ in task.primitives),
         primitive_sizes=tuple(size for _, size in task.primitives),
         goals=states if flags.replay.her_ratio else 0,
+        flow_steps=(flags.noise.flow_steps or _FLOW_STEPS) if sac.policy == FLOW else 0,
     )
 
 
@@ -221,8 +222,8 @@ def _task_problems(flags: SACRun, env: EnvConfig, tasks: Sequence[TaskSpec]) -> 
     if flags.sac.policy == "primitives" and not offers:
         text = "--policy primitives: the environment has none; robosuite has with --action_space primitives"
         problems.append(Problem("policy", "unavailable", text))
-    if flags.sac.policy == "gaussian" and offers:
-        text = "--policy gaussian: the environment takes action primitives; give --policy primitives"
+    if flags.sac.policy != "primitives" and offers:
+        text = f"--policy {flags.sac.policy}: the environment takes action primitives; give --policy primitives"
         problems.append(Problem("policy", "mismatch", text))
     if flags.sac.policy == "primitives" and "action_chunk_len" in flags.given:
         text = "--action_chunk_len: a primitive takes as many steps as it needs; leave it out"
@@ -238,7 +239,7 @@ def _task_problems(flags: SACRun, env: EnvConfig, tasks: Sequence[TaskSpec]) -> 
     problems += _capacity_problems(flags, tasks, 1 if offers else flags.sac.action_chunk_len)
     limits = {task.action_limit for task in tasks}
     if limits != {1.0} and not offers:
-        text = f"actions of {suite} go to {max(limits):g}; those of --policy gaussian lie in -1..1"
+        text = f"actions of {suite} go to {max(limits):g}; those of --policy {flags.sac.policy} lie in -1..1"
         problems.append(Problem("task_suite_name", "mismatch", text))
     return problems
 
@@ -263,7 +264,7 @@ def _demonstrations(
     if path is None:
         return None, []
     if config.primitives:
-        text = "--demos: demonstrations hold actions, no primitives; take --policy gaussian"
+        text = "--demos: demonstrations hold actions, no primitives; take --policy gaussian or flow"
         return None, [Problem("demos", "contradiction", text)]
     try:
         options = options_like(env, flags.replay.dataset_camera)

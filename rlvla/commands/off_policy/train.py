@@ -18,7 +18,7 @@ from rlvla.rewards.base import REWARDS, reads_images
 from rlvla.rewards.machine_source import MachineSource
 from rlvla.rewards.success_source import SIMULATOR
 from rlvla.rollout import RolloutEngine
-from rlvla.trainer.off_policy.config import OffPolicyConfig
+from rlvla.trainer.off_policy.config import FLOW, OffPolicyConfig
 from rlvla.trainer.off_policy.hindsight import MACHINE
 from rlvla.trainer.off_policy.sac import SACModels, SACSetup
 from rlvla.trainer.progress.report import trainable_and_all
@@ -106,9 +106,13 @@ def describe_run(flags: SACRun, checked: CheckedSAC, trainer: Trainer | None) ->
     view = "; critics see the state" if sac.critic_state else ""
     rewards = " ".join(flags.rewards.reward)
     policy = sac.policy if flags.noise.pretrain is None else f"noise of {flags.noise.pretrain}"
+    matching = ""
+    if sac.policy == FLOW and sac.flow_matching_coef:
+        matched = "replayed decisions of higher value" if replay.demos is None else "demonstrations"
+        matching = f", {sac.flow_matching_coef:g} x flow matching on {matched}"
     rows = {
         "policy": f"{policy} (sees {' and '.join(observed)}{view}){weights}",
-        "method": f"soft actor-critic, {sac.n_step}-step targets, {batch.utd_ratio:g} updates per decision",
+        "method": f"soft actor-critic, {sac.n_step}-step targets, {batch.utd_ratio:g} updates per decision{matching}",
         "replay": f"{replay.replay_priority}, {replay.replay_capacity:,} decisions"
         + (f", {replay.her_ratio:g} relabelled copies of an episode" if replay.her_ratio else ""),
         "task": f"{setting.env.suite}, {names[0] if len(names) == 1 else f'{len(names)} tasks'}, {states:,} initial "

@@ -13,6 +13,7 @@ from rlvla.utils.errors import ConfigError
 
 MODEL_TYPE = "soft_actor"
 _MAX_SIZE, _MOST_LAYERS = 65_536, 64
+_MOST_FLOW_STEPS = 16  # the gradient of the actor passes through all of them
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class SoftActorConfig:
         primitives: names of the action primitives; (): plain actions.
         primitive_sizes: number of parameters of each primitive.
         goals: G, goals on which the networks are conditioned, the first is the task itself; 0: no conditioning.
+        flow_steps: K, Euler steps of a flow over the actions, see `FlowActorNetwork`; 0: a tanh-normal distribution.
     """
 
     action_dim: int
@@ -63,6 +65,7 @@ class SoftActorConfig:
     primitives: tuple[str, ...] = ()
     primitive_sizes: tuple[int, ...] = ()
     goals: int = 0
+    flow_steps: int = 0
 
     @property
     def parameters(self) -> int:
@@ -73,6 +76,11 @@ class SoftActorConfig:
     def action_width(self) -> int:
         """E, numbers of a stored decision: one-hot primitive, if any, and parameters."""
         return len(self.primitives) + self.parameters
+
+    @property
+    def noise_width(self) -> int:
+        """W, standard normal numbers of a sampled decision: for a flow those of its start and of its last step."""
+        return self.parameters * (2 if self.flow_steps else 1)
 
     @property
     def camera(self) -> CompactConfig:
@@ -119,6 +127,10 @@ class SoftActorConfig:
             problems += self.camera.problems()
         if not self.proprio_dim and not self.num_images_in_input:
             problems.append("the policy reads neither images nor proprio")
+        if not 0 <= self.flow_steps <= _MOST_FLOW_STEPS:
+            problems.append(f"flow_steps {self.flow_steps} is not in 0..{_MOST_FLOW_STEPS}")
+        elif self.flow_steps and self.primitives:
+            problems.append("a flow is over plain actions, but there are primitives")
         if self.goals and not self.proprio_dim:
             problems.append("goals are read with proprio, but proprio_dim is 0")
         if len(self.primitives) != len(self.primitive_sizes):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, relu
 
+from rlvla.algorithms.flow import cfm_loss, flow_matching_time, interpolate, time_grid
 from rlvla.algorithms.off_policy import (
     parameter_mask,
     primitive_log_probs,
@@ -16,12 +17,14 @@ from rlvla.algorithms.off_policy import (
 )
 from rlvla.models.compact.network import CameraEncoder, initialize_weights
 from rlvla.models.compact.text import Sentences, TextEncoder
+from rlvla.models.sac_policy import MatchingBatch
 from rlvla.models.soft_actor.config import SoftActorConfig
 
 _CAMERA_WIDTH = 64
 _MIN_PROPRIO_STD = 0.02  # numbers that random actions hardly change may change later
 _MAX_PROPRIO = 20.0  # after normalization
 _INITIAL_STD = 0.3  # of parameters before tanh: the default initialization gives 1, which takes long to shrink
+_LARGEST_IMITATED = 0.99  # action: larger ones are imitated as this one, as atanh(1) is infinite
 
 
 class ObservationEncoder(nn.Module):
@@ -138,6 +141,61 @@ class SoftActorNetwork(nn.Module):
         """Mean and log standard deviation [B, n, D] of the parameters before tanh."""
         both = self.parameters_of(features).unflatten(1, (self.kinds, 2, self.width))
         return both[:, :, 0], both[:, :, 1]
+
+
+class FlowActorNetwork(nn.Module):
+    """Features to a flow over the actions of a chunk, whose last step is noisy.
+
+    With u the action before tanh, K Euler steps of length 1 / K take u from standard normal noise x_1 (t = 1) along the
+    velocity v(u, t) to t = 0; then u is given Gaussian noise of a learned standard deviation, which the network
+    predicts with the last velocity, and the action is tanh(u). The log-density of an action is that of this last step
+    given x_1. Its negative mean is the conditional entropy H(a | s, x_1), a lower bound of the policy's entropy
+    H(a | s). Everything is differentiable; with noise 0 the action is deterministic.
+
+    Args:
+        config: sizes; K is `flow_steps`.
+        features: F.
+    """
+
+    mask: Tensor
+    kinds = 1
+    choice = None
+
+    def __init__(self, config: SoftActorConfig, features: int):
+        super().__init__()
+        self.steps, self.width = config.flow_steps, config.parameters
+        self._chunk = (config.action_chunk_len, config.action_dim)
+        self.velocity_of = _mlp(features + self.width + 1, config.hidden_sizes, 2 * self.width)
+        self.register_buffer("mask", parameter_mask((self.width,)), persistent=False)
+        with torch.no_grad():
+            output = _output_layer(self.velocity_of)
+            output.weight.mul_(0.1)
+            output.bias[: self.width].zero_()
+            output.bias[self.width :].fill_(math.log(_INITIAL_STD))
+
+    def velocity(self, features: Tensor, u: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """Velocity and log standard deviation [B, D] at u [B, D] and times t [B, 1]."""
+        velocity, log_std = self.velocity_of(torch.cat([features, u, t], 1)).chunk(2, 1)
+        return velocity, log_std
+
+    def forward(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Actions and log-densities [B, 1, D] from features [B, F] and noise [B, 1, 2 D]: x_1, and the last step's."""
+        start, last = noise[:, 0].chunk(2, 1)
+        u, log_std = start, start
+        for t in time_grid(self.steps, device=start.device)[:-1]:
+            velocity, log_std = self.velocity(features, u, t.expand(len(u), 1))
+            u = u - velocity / self.steps
+        actions, log_densities = tanh_normal_sample(u, log_std, last)
+        return actions[:, None], log_densities[:, None], None
+
+    def matching_losses(self, features: Tensor, batch: MatchingBatch) -> Tensor:
+        """[B] flow-matching losses at one time per row: mean squared error of the velocity over executed actions."""
+        targets = torch.atanh(batch.actions.clamp(-_LARGEST_IMITATED, _LARGEST_IMITATED))
+        noise, t = batch.noise[:, :-1], flow_matching_time(torch.special.ndtr(batch.noise[:, -1:]))
+        velocity, _ = self.velocity(features, interpolate(targets, noise, t), t)
+        executed = torch.arange(self._chunk[0], device=t.device) < batch.steps[:, None]
+        chunks = (values.unflatten(1, self._chunk) for values in (velocity, targets, noise))
+        return cfm_loss(*chunks, executed[..., None])
 
 
 class SoftCritic(nn.Module):

@@ -1,4 +1,4 @@
-"""Policies of soft actor-critic: tanh-normal actions, or a primitive with tanh-normal parameters."""
+"""Policies of soft actor-critic: actions, tanh-normal or of a flow, or a primitive with tanh-normal parameters."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from rlvla.models.compact.text import SentenceCache, Sentences
 from rlvla.models.distributions import sample_by_inverse_cdf
 from rlvla.models.families import CONFIG_FILE
 from rlvla.models.policy import QUANTITIES, Decision, PolicySpec
-from rlvla.models.sac_policy import with_goals
+from rlvla.models.sac_policy import MatchingBatch, SampledDecisions, with_goals
 from rlvla.models.soft_actor.config import CriticView, SoftActorConfig
-from rlvla.models.soft_actor.network import ObservationEncoder, SoftActorNetwork, SoftCritic
+from rlvla.models.soft_actor.network import FlowActorNetwork, ObservationEncoder, SoftActorNetwork, SoftCritic
 from rlvla.utils.files import write_json
 
 WEIGHTS_FILE = "model.safetensors"
@@ -34,7 +34,7 @@ def soft_actor_spec(config: SoftActorConfig) -> PolicySpec:
         action_chunk_len=config.action_chunk_len,
         action_dim=config.action_dim,
         columns=config.action_chunk_len,
-        noise_shape=(1 + config.parameters,),
+        noise_shape=(1 + config.noise_width,),
         noise="normal",
         cameras=config.num_images_in_input or None,
         reads_images=bool(config.num_images_in_input),
@@ -56,7 +56,8 @@ class SoftActorPolicy(nn.Module):
         super().__init__()
         self.config, self.view, self.spec = config, view, soft_actor_spec(config)
         self.encoder = ObservationEncoder(config)
-        self.network = SoftActorNetwork(config, self.encoder.features)
+        network = FlowActorNetwork if config.flow_steps else SoftActorNetwork
+        self.network: FlowActorNetwork | SoftActorNetwork = network(config, self.encoder.features)
         self.random_actions = self.random_primitives = False
         self._sentences = SentenceCache(config.camera.text_buckets)
 
@@ -69,6 +70,16 @@ class SoftActorPolicy(nn.Module):
     def parameter_mask(self) -> Tensor:
         """See `SACPolicy.parameter_mask`."""
         return self.network.mask
+
+    @property
+    def noise_width(self) -> int:
+        """See `SACPolicy.noise_width`."""
+        return self.config.noise_width
+
+    @property
+    def matching_noise(self) -> int:
+        """See `SACPolicy.matching_noise`: noise in place of the action, and a time."""
+        return self.config.parameters + 1 if self.config.flow_steps else 0
 
     @property
     def stored_sizes(self) -> SoftActorConfig:
@@ -108,10 +119,20 @@ class SoftActorPolicy(nn.Module):
         return self.parameter_mask.device
 
     def forward(
-        self, proprio: Tensor | None, images: Tensor | None, sentences: Sentences | None, noise: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        self,
+        proprio: Tensor | None,
+        images: Tensor | None,
+        sentences: Sentences | None,
+        noise: Tensor,
+        matching: MatchingBatch | None = None,
+    ) -> SampledDecisions:
         """See `SACPolicy.__call__`."""
-        return self.network(self.encoder(proprio, images, sentences), noise)
+        features = self.encoder(proprio, images, sentences)
+        sampled = SampledDecisions(*self.network(features, noise))
+        if matching is None:
+            return sampled
+        assert isinstance(self.network, FlowActorNetwork)
+        return sampled._replace(matching_losses=self.network.matching_losses(features, matching))
 
     @torch.inference_mode()
     def act(
@@ -144,14 +165,15 @@ class SoftActorPolicy(nn.Module):
         temperature: float,
     ) -> tuple[Tensor, np.ndarray]:
         """Decisions [B, E] and their log-probs [B, K], from `drawn` [B, *noise_shape]; None is greedy."""
-        noise = torch.zeros(1, self.config.parameters, device=self._device)
-        noise = noise if drawn is None else drawn[:, None, 1 : 1 + self.config.parameters]
+        noise = torch.zeros(1, self.noise_width, device=self._device)
+        noise = noise if drawn is None else drawn[:, None, 1 : 1 + self.noise_width]
         rows = next(len(observed) for observed in (proprio, images) if observed is not None)
         noise = noise.expand(rows, self.network.kinds, -1)
-        values, densities, choice = self(proprio, images, sentences, noise * temperature)
+        values, densities, choice, _ = self(proprio, images, sentences, noise * temperature)
         log_probs = densities.sum(-1)
         if drawn is not None and self.random_actions:
-            values, log_probs = self._random_parameters(noise), torch.zeros_like(log_probs)
+            values = self._random_parameters(noise[..., : self.config.parameters])
+            log_probs = torch.zeros_like(log_probs)
         if drawn is not None and choice is not None and (self.random_actions or self.random_primitives):
             choice = torch.zeros_like(choice).log_softmax(-1)
         primitives = None

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from rlvla.checkpoints.policy_folder import PolicyRecord
 
 SAC_NAME = "sac"  # of the learner
-DSRL = "dsrl"
+DSRL, FLOW = "dsrl", "flow"
 ASKED_AGAIN = "vlm"  # reward source whose scores may change when requested again
-POLICIES = ("primitives", "gaussian", DSRL)
+POLICIES = ("primitives", "gaussian", FLOW, DSRL)
 # Defaults that depend on --policy: flag -> (dsrl, others).
 DEFAULTS = {
     "action_chunk_len": (None, 1),
@@ -46,7 +46,7 @@ HER_GOALS = ("final", "future", "episode")
 NORMALISATIONS = ("max", "clip", "none")
 
 
-_DSRL, _PRIMITIVES = equals("policy", DSRL), equals("policy", "primitives")
+_DSRL, _FLOW, _PRIMITIVES = (equals("policy", name) for name in (DSRL, FLOW, "primitives"))
 _UNREAD = "--replay_priority {replay_priority} does not use it"
 _BY_PRIORITY = Condition(lambda flags: flags["replay_priority"] != "uniform", _UNREAD)
 _BY_SCORE = Condition(
@@ -100,15 +100,15 @@ class SACConfig:
     policy: str = arg(
         "gaussian",
         "policy: primitives (a choice of action primitive and its parameters, where the suite offers them: "
-        "robosuite with --action_space primitives), gaussian (chunks of actions) or dsrl (the flow policy of "
-        "--pretrain, started from learned noise)",
+        "robosuite with --action_space primitives), gaussian (chunks of actions), flow (chunks of actions from a "
+        "flow) or dsrl (the flow policy of --pretrain, started from learned noise)",
         choices=POLICIES,
         essential=True,
     )
     action_chunk_len: int | None = arg(
         None,
         "actions per decision; dsrl: as many as --pretrain executes, but a LeRobot policy may execute fewer than it "
-        "predicts (default: gaussian 1)",
+        "predicts (default: gaussian and flow 1)",
         minimum=1,
         maximum=1000,
         aliases=("n_action_steps",),
@@ -169,6 +169,13 @@ class SACConfig:
         minimum=0,
         read_if=_PRIMITIVES,
     )
+    flow_matching_coef: float = arg(
+        0.1,
+        "flow: coefficient of the flow-matching loss in the actor loss, on demonstrations (--demos), or else on "
+        "replayed decisions that the critics prefer to the policy's; 0: off",
+        minimum=0,
+        read_if=_FLOW,
+    )
     reward_scale: float = arg(1.0, "factor on all rewards", above=0)
 
 
@@ -193,7 +200,11 @@ class NoiseConfig:
     camera_map: tuple[str, ...] = arg((), CAMERA_MAP_HELP, nargs="+", metavar="CAMERA=FEATURE", read_if=_DSRL)
     platform: str | None = arg(None, PLATFORM_HELP, choices=tuple(PLATFORMS), read_if=_DSRL)
     flow_steps: int | None = arg(
-        None, "dsrl: denoising steps (default: the checkpoint's)", minimum=1, maximum=MAX_FLOW_STEPS, read_if=_DSRL
+        None,
+        "flow, dsrl: denoising steps (default: flow 4; dsrl: the checkpoint's)",
+        minimum=1,
+        maximum=MAX_FLOW_STEPS,
+        read_if=equals("policy", FLOW, DSRL),
     )
     noise_range: float = arg(1.0, "dsrl: the noise lies in [-x, x] for this x", above=0, maximum=10, read_if=_DSRL)
     repeat_noise: bool = arg(False, "dsrl: the same noise for all actions of a chunk", read_if=_DSRL)

@@ -52,6 +52,8 @@ class Batch:
         discounts: [B], 0 after a terminated row.
         weights: [B] importance weights.
         mask: [B] bool; False only in the placeholder of a rank whose share is empty.
+        steps: [B] int64, executed actions of the decision.
+        demonstrated: [B] bool, rows of demonstrations.
     """
 
     now: Observations
@@ -61,6 +63,8 @@ class Batch:
     discounts: Tensor
     weights: Tensor
     mask: Tensor
+    steps: Tensor
+    demonstrated: Tensor
 
 
 class Memory:
@@ -76,6 +80,7 @@ class Memory:
         self._actor, self._config, self.folder = actor, config, folder
         self.sentences: list[str] = []  # by their numbers in the buffer
         self._buffer: ReplayBuffer | None = None
+        self._demonstrated = False  # see `of_demonstrations`
         self._saved, self._needed = 0, list[int]()  # saved states of the buffer: the last, and those in checkpoints
         self._priority = make_priority(config.replay_priority, config.priority_options)
         self._settings = BufferConfig(
@@ -94,6 +99,7 @@ class Memory:
         steps = [end - first for index in indices for first, end in demos.demonstrated(index)]
         capacity = 2 + sum(2 * min(length, count) + count for count in steps)
         memory = cls(actor, ReplayConfig(replay_capacity=capacity), folder)
+        memory._demonstrated = True
         memory.append_demonstrations(demos, indices, scale)
         return memory
 
@@ -160,7 +166,8 @@ class Memory:
             rows, mask, weights = np.flatnonzero(self.buffer.drawable)[:1], np.zeros(1, np.bool_), np.ones(1)
         ahead = self.buffer.n_step(rows, n_step, gamma)
         columns = {"returns": ahead.returns, "discounts": ahead.discounts, "weights": weights, "mask": mask}
-        columns["action"] = self.buffer.gather(rows, ["action"])["action"]
+        columns |= self.buffer.gather(rows, ["action", "steps"])
+        columns["demonstrated"] = np.full(len(rows), self._demonstrated)
         for when, at in (("now", rows), ("later", ahead.next_rows)):
             observations = self.buffer.gather(at, self._observation_columns)
             if "sentence" in observations:
@@ -216,12 +223,14 @@ class Memory:
                 rewards[-1, stops[-1] - starts[-1] - 1] = scale * success
                 columns: dict[str, Any] = dict(self._actor.encode_actions(np.clip(chunks, -1.0, 1.0)))
                 for name in self._observation_columns:
-                    columns[name] = self._demonstrated(demos, name, index, starts, end)
+                    columns[name] = self._demonstrated_observations(demos, name, index, starts, end)
                 state = demos.init_states[index][1] if demos.init_states else -1
                 episodes.append(Episode(columns, rewards, stops - starts, success, not success, state))
         self.buffer.append(episodes)
 
-    def _demonstrated(self, demos: Demonstrations, name: str, index: int, starts: np.ndarray, end: int) -> np.ndarray:
+    def _demonstrated_observations(
+        self, demos: Demonstrations, name: str, index: int, starts: np.ndarray, end: int
+    ) -> np.ndarray:
         """Observations of one demonstration at its decisions and at step `end`; those after a success are not read."""
         if name == "sentence":
             return self.sentence_ids([demos.instructions[index]] * (len(starts) + 1))
@@ -310,6 +319,8 @@ def make_batch(columns: Sequence[dict[str, np.ndarray]], actor: SACPolicy, devic
         discounts=discounts,
         weights=weights,
         mask=tensor("mask"),
+        steps=tensor("steps"),
+        demonstrated=tensor("demonstrated"),
     )
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from rlvla.algorithms.off_policy import (
     actor_loss,
     critic_loss,
+    imitation_loss,
     over_primitives,
     parameter_target_entropy,
     primitive_target_entropy,
@@ -32,7 +33,7 @@ from rlvla.data.demonstrations import Demonstrations
 from rlvla.envs.base import TaskSpec
 from rlvla.experience import Sample
 from rlvla.models.distributions import sample_by_inverse_cdf
-from rlvla.models.sac_policy import SACCritic, SACPolicy
+from rlvla.models.sac_policy import MatchingBatch, SACCritic, SACPolicy, SampledDecisions
 from rlvla.replay.buffer import Drawn
 from rlvla.replay.sampling import linear_schedule
 from rlvla.trainer.algorithm import Algorithm, LearnerSetup, Plan, register_algorithm, update_sampler
@@ -324,14 +325,15 @@ class SAC(Algorithm):
         for network in (self._policy, self.critic.module, self._target):
             network.set_proprio_normalization(mean, std)
 
-    def _sample(self, observations: Observations, actor: SACPolicy | Engine) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Parameters [B, n, D] and their log-densities [B, n] for each primitive; log-probs [B, n] of the choice."""
-        proprio, images = observations.proprio, observations.images
+    def _sample(
+        self, observations: Observations, actor: SACPolicy | Engine, matching: MatchingBatch | None = None
+    ) -> SampledDecisions:
+        """Decisions of the policy; the noise comes from this rank's generator."""
+        proprio, images, policy = observations.proprio, observations.images, self._policy
         rows = next(len(observed) for observed in (proprio, images) if observed is not None)
-        noise = torch.randn(rows, *self._policy.parameter_mask.shape, generator=self._noise).to(self._strategy.device)
-        proprio = None if proprio is None else self._policy.policy_proprio(proprio)
-        values, densities, choice = actor(proprio, images, observations.sentences, noise)
-        return values, densities.sum(-1), choice
+        noise = torch.randn(rows, len(policy.parameter_mask), policy.noise_width, generator=self._noise)
+        proprio = None if proprio is None else policy.policy_proprio(proprio)
+        return actor(proprio, images, observations.sentences, noise.to(self._strategy.device), matching)
 
     def _update_critics(self, batch: Batch, metrics: Metrics) -> np.ndarray:
         """One step of the critics; returns the absolute TD errors [B]."""
@@ -358,7 +360,8 @@ class SAC(Algorithm):
         """TD targets [B] of the critics: minimum over a subset of the target critics, drawn by `subsets`."""
         sac = self._sac
         with torch.no_grad():
-            values, log_probs, choice = self._sample(batch.later, self._policy)
+            values, densities, choice, _ = self._sample(batch.later, self._policy)
+            log_probs = densities.sum(-1)
             chosen = torch.zeros(len(values), dtype=torch.long, device=values.device)
             if choice is not None:
                 uniform = torch.rand(len(values), 1, generator=self._noise).to(values.device)
@@ -384,7 +387,8 @@ class SAC(Algorithm):
     def _update_actor(self, batch: Batch, metrics: Metrics) -> None:
         """One step of the actor and of the temperatures."""
         now, critic = batch.now, self.critic.module
-        values, log_probs, choice = self._sample(now, self.actor)
+        values, densities, choice, matching_losses = self._sample(now, self.actor, self._matching_batch(batch))
+        log_probs = densities.sum(-1)
         if choice is None:
             decisions, primitives = values[:, 0], None
         else:
@@ -410,10 +414,47 @@ class SAC(Algorithm):
             loss = loss + soft_loss(q_values.detach(), log_probs.detach(), choice)
         else:
             loss = soft_loss(q_values, log_probs, choice)
+        if matching_losses is not None:
+            loss = loss + self._matching_loss(matching_losses, q_values.detach(), batch, metrics)
         norm = self.actor.backward(loss, last=True)
         self._check_step("actor", norm)
         self._adapt_temperatures(log_probs.detach(), None if choice is None else choice.detach(), batch.mask, metrics)
         metrics.mean({"actor/loss": loss.detach(), "actor/grad_norm": norm or 0.0}, 1.0)
+
+    def _matching_batch(self, batch: Batch) -> MatchingBatch | None:
+        """Stored decisions for the flow-matching loss; None without this loss."""
+        width = self._policy.matching_noise
+        if not width or not self._sac.flow_matching_coef:
+            return None
+        noise = torch.randn(len(batch.actions), width, generator=self._noise).to(batch.actions.device)
+        return MatchingBatch(batch.actions, batch.steps, noise)
+
+    def _matching_loss(self, losses: Tensor, q_values: Tensor, batch: Batch, metrics: Metrics) -> Tensor:
+        """Flow-matching term of the actor loss, over demonstrations, or without any over decisions of higher value.
+
+        Args:
+            losses: [B] of the stored decisions.
+            q_values: [M, B] of the policy's decisions.
+            batch: the batch.
+            metrics: of the update.
+        """
+        imitated = batch.demonstrated
+        if self._demos is None:  # Q-filter (Nair et al. 2018)
+            with torch.no_grad():
+                now = batch.now
+                stored = self.critic.module(batch.actions, now.proprio, now.images, now.sentences)
+            stored, sampled = (reduce_critics(values, self._actor_reduction) for values in (stored, q_values))
+            imitated = stored > sampled
+        kept = batch.mask & imitated
+        metrics.mean({"actor/flow_matching": losses.detach()[kept].mean()}, float(kept.sum()))
+        metrics.mean({"actor/imitated_share": kept.float().mean()}, float(batch.mask.sum()))
+        return self._sac.flow_matching_coef * imitation_loss(
+            losses,
+            imitated.float(),
+            mask=batch.mask,
+            num_rows=float(self.config.batch.train_batch_size),
+            dp_size=self._strategy.world_size,
+        )
 
     def _adapt_temperatures(self, log_probs: Tensor, choice: Tensor | None, mask: Tensor, metrics: Metrics) -> None:
         sac, kept = self._sac, mask.float()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rlvla.models.dsrl.family import new_dsrl
 from rlvla.models.families import check_checkpoint
-from rlvla.models.sac_policy import SACCritic, SACPolicy, with_goals
+from rlvla.models.sac_policy import MatchingBatch, SACCritic, SACPolicy, SampledDecisions, with_goals
 from rlvla.models.soft_actor.config import CriticView, SoftActorConfig
 from rlvla.models.soft_actor.policy import SoftActorPolicy
 from tests.support.flow_folders import write_flow
@@ -30,6 +30,7 @@ SOFT_ACTORS = {
         SoftActorConfig(2, 3, 4, 1, SIDE, hidden_sizes=(16,), goals=3),
         CriticView(6, (0, 2, 3, 5)),
     ),
+    "flow": (SoftActorConfig(2, 3, 4, 1, SIDE, hidden_sizes=(16,), goals=3, flow_steps=4), CriticView(6, (0, 2, 3, 5))),
     "primitives": (
         SoftActorConfig(6, 5, 4, hidden_sizes=(16,), primitives=("reach", "open", "push"), primitive_sizes=(2, 0, 3)),
         None,
@@ -70,9 +71,10 @@ def stored(policy: SACPolicy) -> tuple[Tensor | None, Tensor | None, Any]:
     return proprio, images, policy.sentences(["reach the disc"] * B)
 
 
-def sampled(policy: SACPolicy, seed: int = 0) -> tuple[Tensor, Tensor, Tensor | None]:
+def sampled(policy: SACPolicy, seed: int = 0) -> SampledDecisions:
     proprio, images, sentences = stored(policy)
-    noise = torch.randn(B, *policy.parameter_mask.shape, generator=torch.Generator().manual_seed(seed))
+    shape = (B, len(policy.parameter_mask), policy.noise_width)
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     return policy(None if proprio is None else policy.policy_proprio(proprio), images, sentences, noise)
 
 
@@ -101,7 +103,7 @@ def test_it_satisfies_the_protocols(policy: SACPolicy) -> None:
 
 
 def test_samples_are_reparameterized(policy: SACPolicy) -> None:
-    parameters, densities, choice = sampled(policy)
+    parameters, densities, choice, _ = sampled(policy)
     n, width = policy.parameter_mask.shape
     assert parameters.shape == densities.shape == (B, n, width) and parameters.abs().max() <= 1
     unused = ~policy.parameter_mask.expand(B, -1, -1)
@@ -118,7 +120,7 @@ def test_samples_are_reparameterized(policy: SACPolicy) -> None:
 
 def test_critics_read_stored_decisions(policy: SACPolicy) -> None:
     critic, other = policy.new_critic(M), policy.new_critic(M)
-    parameters, _, choice = sampled(policy)
+    parameters, _, choice, _ = sampled(policy)
     n, proprio, images, sentences = parameters.shape[1], *stored(policy)
     kinds = None if choice is None else torch.arange(n).expand(B, -1)
     every = policy.critic_actions(parameters, kinds)
@@ -173,6 +175,21 @@ def test_a_decision_is_traced_as_it_is_stored(policy: SACPolicy) -> None:
             assert episode["proprio"].shape == (2, sizes.proprio_dim)
         if "images" in episode:
             assert episode["images"].dtype == np.uint8 and episode["images"].shape[:2] == (2, sizes.num_images_in_input)
+
+
+def test_flows_only_match_stored_decisions(policy: SACPolicy) -> None:
+    if not policy.matching_noise:
+        assert sampled(policy).matching_losses is None
+        return
+    proprio, images, sentences = stored(policy)
+    sizes, alone = policy.stored_sizes, sampled(policy)
+    actions = torch.linspace(-1, 1, B * sizes.action_width).view(B, -1)
+    steps = torch.full((B,), sizes.action_chunk_len)
+    matching = MatchingBatch(actions, steps, torch.ones(B, policy.matching_noise))
+    noise = torch.randn(B, 1, policy.noise_width, generator=torch.Generator().manual_seed(0))
+    both = policy(None if proprio is None else policy.policy_proprio(proprio), images, sentences, noise, matching)
+    assert torch.equal(both.parameters, alone.parameters) and both.matching_losses is not None
+    assert both.matching_losses.shape == (B,) and both.matching_losses.isfinite().all()
 
 
 @pytest.mark.parametrize("exploration", ["random_actions", "random_primitives"])

@@ -19,6 +19,7 @@ from rlvla.models.soft_actor.policy import SoftActorPolicy
 from rlvla.utils.errors import ConfigError
 
 PLAIN = SoftActorConfig(action_dim=2, action_chunk_len=3, proprio_dim=4, hidden_sizes=(16,))
+FLOW = replace(PLAIN, flow_steps=3)
 PRIMITIVES = SoftActorConfig(
     action_dim=6,
     action_chunk_len=5,
@@ -123,9 +124,11 @@ def test_the_choice_follows_its_probabilities() -> None:
     assert stats.chisquare(np.bincount(kinds, minlength=3)).pvalue > 1e-3
 
 
-def test_decisions_at_random_are_uniform_and_greedy_ones_are_not() -> None:
-    policy = policy_of(PLAIN)
+@pytest.mark.parametrize("config", [PLAIN, FLOW], ids=["state", "flow"])
+def test_decisions_at_random_are_uniform_and_greedy_ones_are_not(config: SoftActorConfig) -> None:
+    policy = policy_of(config)
     greedy = act(policy, 8, None)[0].actions
+    assert not np.isclose(act(policy, 8, draws(policy, 8))[0].actions, greedy, atol=1e-3).any(), "samples differ"
     policy.random_actions = True
     values = act(policy, 2000, draws(policy, 2000))[0].trace["action"]
     assert all(stats.kstest(column, stats.uniform(-1, 2).cdf).pvalue > 1e-3 for column in values.T)
@@ -141,7 +144,7 @@ def test_a_row_does_not_depend_on_the_batch() -> None:
     assert np.allclose(together, np.stack(alone), atol=1e-6)
 
 
-@pytest.mark.parametrize("config", [PLAIN, PRIMITIVES, SEEING], ids=["state", "primitives", "images"])
+@pytest.mark.parametrize("config", [PLAIN, PRIMITIVES, SEEING, FLOW], ids=["state", "primitives", "images", "flow"])
 def test_a_folder_holds_the_policy(config: SoftActorConfig, tmp_path: Path) -> None:
     policy = policy_of(config)
     policy.encoder.set_normalization(torch.full((config.proprio_dim,), 0.5), torch.zeros(config.proprio_dim))
@@ -156,6 +159,7 @@ DAMAGES = {
     "one primitive too many": (lambda c: c["primitives"].append("fly"), "4 primitives, but 3 primitive_sizes"),
     "wrong action_dim": (lambda c: c.update(action_dim=5), "do not fit actions"),
     "no observation": (lambda c: c.update(proprio_dim=0), "neither images nor proprio"),
+    "a flow": (lambda c: c.update(flow_steps=2), "a flow is over plain actions, but there are primitives"),
     "no layers": (lambda c: c.update(hidden_sizes=[0]), "hidden_sizes"),
     "another width": (lambda c: c.update(hidden_sizes=[8]), "has shape"),
     "no chunk": (lambda c: c.pop("action_chunk_len"), "action_chunk_len missing"),
