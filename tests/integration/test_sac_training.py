@@ -220,9 +220,10 @@ def demos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_demonstrations_are_part_of_every_batch(demos: Path, tmp_path: Path) -> None:
     options = ["--task_suite_name", "toy_reach", "--demos", str(demos), "--read_images", "--image_size", "16"]
-    train([*options, *SMALL, *FLOW, "--save_path", str(tmp_path / "run"), "--num_episodes", "8", "--utd_ratio", "0.5"])
+    small = [*SMALL, *FLOW, "--num_episodes", "8", "--utd_ratio", "0.5"]
+    train([*options, *small, "--save_path", str(tmp_path / "run")])
     without = ["--task_suite_name", "toy_reach", "--read_images", "--image_size", "16"]
-    train([*without, *SMALL, *FLOW, "--save_path", str(tmp_path / "alone"), "--num_episodes", "8", "--utd_ratio", "0.5"])
+    train([*without, *small, "--save_path", str(tmp_path / "alone")])
     shown, alone = metrics(tmp_path / "run")[-2], metrics(tmp_path / "alone")[-2]
     record = json.loads((tmp_path / "run" / "policy" / "rlvla_environment.json").read_text())
     assert len(record["learned_from"]) == 2, "the states of the run, and those of the demonstrations"

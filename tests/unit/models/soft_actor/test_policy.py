@@ -13,7 +13,7 @@ from scipy import stats
 
 from rlvla.algorithms.off_policy import tanh_normal_log_prob
 from rlvla.models.families import check_checkpoint
-from rlvla.models.sac_policy import with_goals
+from rlvla.models.sac_policy import MatchingBatch, with_goals
 from rlvla.models.soft_actor.config import SoftActorConfig
 from rlvla.models.soft_actor.policy import SoftActorPolicy
 from rlvla.utils.errors import ConfigError
@@ -175,3 +175,21 @@ def test_a_damaged_folder_is_refused(damage: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(content))
     with pytest.raises(ConfigError, match=text):
         check_checkpoint(tmp_path)
+
+
+def test_a_flow_learns_two_ways_to_act_by_flow_matching() -> None:
+    torch.manual_seed(0)
+    policy = SoftActorPolicy(SoftActorConfig(1, 1, proprio_dim=1, hidden_sizes=(32,), flow_steps=4))
+    optimizer, proprio = torch.optim.Adam(policy.parameters(), lr=1e-2), torch.zeros(256, 1)
+    actions = torch.tensor([[-0.8], [0.8]]).repeat(128, 1)
+    for _ in range(200):
+        matching = MatchingBatch(actions, torch.ones(256, dtype=torch.long), torch.randn(256, policy.matching_noise))
+        losses = policy(proprio, None, None, torch.zeros(256, 1, 2), matching).matching_losses
+        assert losses is not None
+        optimizer.zero_grad()
+        losses.mean().backward()
+        optimizer.step()
+    starts = torch.cat([torch.randn(256, 1, 1), torch.zeros(256, 1, 1)], -1)  # without the noise of the last step
+    sampled = policy(proprio, None, None, starts).parameters.flatten()
+    assert (sampled > 0.5).float().mean() > 0.35 and (sampled < -0.5).float().mean() > 0.35
+    assert sampled[sampled.abs() > 0.5].abs().mean().item() == pytest.approx(0.8, abs=0.1)
