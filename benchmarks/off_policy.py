@@ -2,6 +2,8 @@
 
     python benchmarks/off_policy.py --tasks reach lift stack dsrl --seeds 0 1 2 --output runs/off_policy
 
+Further flags are those of train_sac_vla.py, e.g. --policy flow for `reach`, `push` and `lift_state`.
+
 All success rates are greedy, on 100 held-out initial states, 200 for `dsrl`; "start" and "end" are at the end of
 episodes, "lost" counts the times that success was there and went away. "to 90 %" has the training episodes, and the
 seconds, until nine of ten sampled episodes of an iteration succeed. A run that is there already is continued.
@@ -44,13 +46,14 @@ _IMAGES = [
     *("--task_suite_name", "robosuite", "--task_ids", "0", "--control_freq", "10", "--max_steps", "25"),
     *("--cameras", "wrist", "--image_size", "32", "--use_proprio", "--object_state"),
 ]
+_PUSH = ["--task_suite_name", "toy_push", "--task_ids", "0", "--use_proprio", "--object_state", "--image_size", "32"]
 _RLPD = [
-    *("--policy", "gaussian", "--read_images", "--critic_state", "--image_shift", "2", "--action_chunk_len", "5"),
-    *("--num_episodes", "992", "--random_episodes", "16", "--eval_episodes", "100", "--utd_ratio", "4"),
+    *("--random_episodes", "16", "--eval_episodes", "100", "--utd_ratio", "4"),
     *("--actor_interval", "2", "--n_critics", "4", "--actor_reduction", "mean", "--no-entropy_in_target"),
     *("--init_temperature", "0.01", "--gamma", "0.97", "--actor_learning_rate", "5e-4", "--tau", "0.01"),
     *("--hidden_sizes", "128", "128"),
 ]
+_SEEING = ["--read_images", "--critic_state", "--image_shift", "2"]
 _DSRL = [
     *("--policy", "dsrl", "--noise_range", "2", "--utd_ratio", "5", "--n_critics", "4", "--hidden_sizes", "64", "64"),
     *("--init_temperature", "0.02", "--actor_learning_rate", "1e-3", "--random_episodes", "64"),
@@ -70,14 +73,17 @@ TASKS = {
     ],
     "stack": _STACK,
     # From images, with 20 demonstrations of a scripted expert in half of each batch.
-    "lift_images": [*_IMAGES, *_RLPD],
+    "lift_images": [*_IMAGES, *_RLPD, *_SEEING, "--action_chunk_len", "5", "--num_episodes", "992"],
+    # The same from the state, and pushing a disc from the state.
+    "lift_state": [*_IMAGES, *_RLPD, "--action_chunk_len", "5", "--num_episodes", "496"],
+    "push": [*_PUSH, *_RLPD, "--action_chunk_len", "3", "--num_episodes", "496"],
     "stack_unvalidated": [*_STACK, "--no-rm_validation"],
     # The noise of a flow policy that aims beside the disc, and of one that succeeds in half of its episodes.
     "dsrl": [*_DSRL, "--num_episodes", "256", "--gamma", "0.95", "--eval_episodes", "200"],
     "dsrl_lift": [*_DSRL, "--num_episodes", "640", "--gamma", "0.97", "--eval_episodes", "100"],
 }
 # Task -> the environment of its demonstrations.
-DEMOS = {"lift_images": _IMAGES}
+DEMOS = {"lift_images": _IMAGES, "lift_state": _IMAGES, "push": _PUSH}
 # Task -> the recipe whose demonstrations and supervised learning make its flow policy.
 STARTS = {"dsrl": "recipes/toy_reach.yaml", "dsrl_lift": "recipes/quickstart.yaml"}
 REACHED = 0.9

@@ -194,8 +194,8 @@ class FlowActorNetwork(nn.Module):
         noise, t = batch.noise[:, :-1], flow_matching_time(torch.special.ndtr(batch.noise[:, -1:]))
         velocity, _ = self.velocity(features, interpolate(targets, noise, t), t)
         executed = torch.arange(self._chunk[0], device=t.device) < batch.steps[:, None]
-        chunks = (values.unflatten(1, self._chunk) for values in (velocity, targets, noise))
-        return cfm_loss(*chunks, executed[..., None])
+        velocity, targets, noise = (values.unflatten(1, self._chunk) for values in (velocity, targets, noise))
+        return cfm_loss(velocity, targets, noise, executed[..., None])
 
 
 class SoftCritic(nn.Module):
