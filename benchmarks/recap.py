@@ -1,13 +1,14 @@
-"""RECAP beside its controls at equal numbers of episodes: supervised on successes, on all, demonstrations, PPO.
+"""RECAP and AWR beside controls at equal numbers of episodes: supervised on successes, on all, demonstrations, PPO.
 
     python benchmarks/recap.py --task toy_push --seeds 0 1 2 --output runs/recap_benchmark
 
 One supervised policy per seed that succeeds in 30 to 60 % of its episodes on held-out states. In each round an arm's
-latest policy records --round_demos own episodes, and the start is fine-tuned on its demonstrations and all of these:
-on all steps with RECAP's condition, on all steps, or on those of successful episodes. The first round's episodes are
-those of the start, for all arms. Beside them as many demonstrations of the expert, and PPO with as many episodes and
-with ten times as many. The table has greedy success on held-out states, and the differences to the start and to RECAP,
-paired by initial state. Finished commands are not repeated.
+latest policy records --round_demos own episodes (sampled), and the start is fine-tuned on its demonstrations and all of
+these: on all steps with RECAP's condition, weighted by their advantages (AWR), all alike, or on those of successful
+episodes. The first round's episodes and return model are those of the start, for all arms. Beside them as many
+demonstrations of the expert, and PPO with as many episodes and with ten times as many. The table has greedy success on
+held-out states, and the differences to the start and to RECAP, paired by initial state. Finished commands are not
+repeated.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import arms
 from rlvla.data.reading import read_demonstrations
 
+_ADVANTAGES = {"RECAP": "--advantage_conditioning", "AWR": "--advantage_weighting"}
+
 
 def policies(name: str, folder: Path, seed: int, args: argparse.Namespace) -> Iterator[arms.Arm]:
     """The arms of a seed, the start first."""
@@ -29,20 +32,20 @@ def policies(name: str, folder: Path, seed: int, args: argparse.Namespace) -> It
     demos, start = arms.start_of(task, folder, seed)
     yield "start", 0, start
     more, count = arms.continued(task, start), 0
-    latest = dict.fromkeys(("RECAP", "all", "successes"), start)
+    latest = dict.fromkeys(("RECAP", "AWR", "all", "successes"), start)
     own: dict[str, list[Path]] = {arm: [] for arm in latest}
     for number in range(1, args.rounds + 1):
         count += args.round_demos
         for arm, policy in latest.items():
             of_arm = folder / (arm.lower() if number > 1 else "start") / f"round_{number}"
-            flags = f"--policy {policy} --keep all --num_envs 1"
+            flags = f"--policy {policy} --keep all --temperature {args.temperature} --num_envs 1"
             recorded = arms.collect(of_arm / "own", flags, args.round_demos, 1000 * number + seed)
             if arm == "successes":
                 recorded = successes(recorded, of_arm / "successes")
             own[arm].append(recorded)
             trained, data, extra = folder / arm.lower() / f"sft_{number}", [demos, *own[arm]], list[str]()
-            if arm == "RECAP":
-                extra = ["--advantage_conditioning", str(value_of(folder / "recap" / f"value_{number}", data, seed))]
+            if arm in _ADVANTAGES:
+                extra = [_ADVANTAGES[arm], str(value_of(of_arm / "value", data, seed))]
             latest[arm] = arms.fine_tune(trained, [*more, *extra], data, seed)
             yield arm, count, latest[arm]
         others = arms.collect(folder / f"demos_{count}", task.demos, count, 2000 + seed)
@@ -71,5 +74,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--round_demos", type=int, default=300, help="own episodes of a round")
+    parser.add_argument("--temperature", type=float, default=1.0, help="of the own episodes")
     parser.add_argument("--long_ppo", action=argparse.BooleanOptionalAction, default=True)
     arms.compare(parser, policies, "RECAP")

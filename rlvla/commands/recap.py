@@ -35,6 +35,12 @@ class RecapConfig:
 
     rounds: int = arg(2, "rounds of recording, return model and training", minimum=1, maximum=1000, essential=True)
     round_demos: int = arg(300, "own episodes per task and round, failures included", minimum=1, essential=True)
+    round_temperature: float = arg(
+        1.0,
+        "sampling temperature of the own episodes; greedy actions in a state are always the same, so that no advantage "
+        "tells better from worse ones",
+        above=0,
+    )
     round_steps: int = arg(1000, "optimizer steps of the policy per round", minimum=1, essential=True)
     value_epochs: int = arg(6, "epochs of the return model, a new compact one in each round", minimum=1)
     round_episodes: int = arg(100, "episodes per task that measure the success of a round", minimum=1)
@@ -58,7 +64,8 @@ class RoundCommands:
 
     def collect(self, config: RecapConfig, policy: Path, output: Path, seed: int) -> list[str]:
         """Own episodes of a policy."""
-        flags = ["--keep=all", f"--num_demos={config.round_demos}", f"--policy={policy}", f"--seed={seed}"]
+        flags = ["--keep=all", f"--num_demos={config.round_demos}", f"--temperature={config.round_temperature}"]
+        flags += [f"--policy={policy}", f"--seed={seed}"]
         return [*self.programs["collect_demos"], *flags, f"--output={output}", *self.common]
 
     def train_value(self, config: RecapConfig, demos: Sequence[str], folder: Path) -> list[str]:

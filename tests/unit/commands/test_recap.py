@@ -55,7 +55,7 @@ def test_rounds(programs: Programs, tmp_path: Path) -> None:
     ]
     first, second = (programs.calls[i : i + 4] for i in (1, 5))
     assert f"--policy={start}" in first[0] and f"--policy={folder / 'round_1/sft/policy'}" in second[0]
-    assert {"--keep=all", "--num_demos=7"} <= set(first[0])
+    assert {"--keep=all", "--num_demos=7", "--temperature=1.0"} <= set(first[0])
     assert len({word for argv in (first[0], second[0]) for word in argv if word.startswith("--seed=")}) == 2
     own = [str(folder / f"round_{number}/own/demos.hdf5") for number in (1, 2)]
     for (_, value, training, _), number in ((first, 1), (second, 2)):
