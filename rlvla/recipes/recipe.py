@@ -280,8 +280,8 @@ class RecipeConfig:
     )
     minutes: float | None = arg(
         None,
-        "time budget of the recipe: stages whose commands have --max_minutes are limited to the time that later stages "
-        "are not expected to need",
+        "time budget of the recipe: stages whose commands have --max_minutes share the time that the others are not "
+        "expected to need",
         above=0,
     )
     dry_run: bool = arg(False, "check the whole recipe, print the commands, and start nothing")

@@ -180,13 +180,19 @@ class Timing:
         return max(whole - record.seconds, _MIN_FRACTION_LEFT * whole)
 
     def limit(self, stage: Stage) -> float | None:
-        """Minutes that a stage may take within the budget; None if there is none, or its command cannot be limited."""
+        """Minutes that a stage may take within the budget; None if there is none, or its command cannot be limited.
+
+        The stages that can be limited share equally what the other ones are not expected to need; what one leaves
+        goes to the later ones.
+        """
         if self.budget is None or not stage.time_limited:
             return None
         spent = sum(record.seconds for record in self.state.records.values())
-        later = sum(self.left(one) or 0.0 for one in self.stages[self.stages.index(stage) + 1 :])
+        later = self.stages[self.stages.index(stage) + 1 :]
+        needed = sum(self.left(one) or 0.0 for one in later if not one.time_limited)
+        shares = 1 + sum(one.time_limited for one in later)
         least = _MIN_FRACTION_LEFT * (self.left(stage) or _PRIOR_SECONDS)
-        minutes = max(60 * self.budget - spent - later, least) / 60
+        minutes = max((60 * self.budget - spent - needed) / shares, least) / 60
         return min(minutes, stage.settings.get(MAX_MINUTES) or minutes)
 
     def text(self, stages: Sequence[Stage]) -> str:

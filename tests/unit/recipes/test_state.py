@@ -164,7 +164,8 @@ def test_a_budget_limits_stages_to_the_time_that_later_ones_leave(tmp_path: Path
     demos, rl = replace(demos, settings={"max_minutes": 3.0}, time_limited=True), replace(rl, time_limited=True)
     stages, state = [demos, sft, rl], State(tmp_path)
     assert [Timing(stages, state, 15.0).limit(one) for one in stages] == [3.0, None, 15.0]
-    assert Timing(stages, state, 11.0).limit(demos) == 2.0
+    # Halves for demos and rl of what sft is not expected to need.
+    assert Timing(stages, state, 8.0).limit(demos) == 2.0
     assert Timing(stages, state).limit(demos) is None
     state.note(demos, DONE, 60.0)
     state.note(sft, DONE, 240.0)
