@@ -2,7 +2,8 @@
 
     python benchmarks/off_policy.py --tasks reach lift stack dsrl --seeds 0 1 2 --output runs/off_policy
 
-Further flags are those of train_sac_vla.py, e.g. --policy flow for `reach`, `push` and `lift_state`.
+Further flags are those of train_sac_vla.py, e.g. --policy flow for `reach`, `push` and `lift_state`, or
+--offline_updates 2000 --cql_coef 1 for `push` and `lift_state`.
 
 All success rates are greedy, on 100 held-out initial states, 200 for `dsrl`; "start" and "end" are at the end of
 episodes, "lost" counts the times that success was there and went away. "to 90 %" has the training episodes, and the
@@ -48,7 +49,7 @@ _IMAGES = [
 ]
 _PUSH = ["--task_suite_name", "toy_push", "--task_ids", "0", "--use_proprio", "--object_state", "--image_size", "32"]
 _RLPD = [
-    *("--random_episodes", "16", "--eval_episodes", "100", "--utd_ratio", "4"),
+    *("--eval_episodes", "100", "--utd_ratio", "4"),
     *("--actor_interval", "2", "--n_critics", "4", "--actor_reduction", "mean", "--no-entropy_in_target"),
     *("--init_temperature", "0.01", "--gamma", "0.97", "--actor_learning_rate", "5e-4", "--tau", "0.01"),
     *("--hidden_sizes", "128", "128"),
@@ -124,6 +125,8 @@ def start(task: str, seed: int, folder: Path) -> list[str]:
 def run(task: str, seed: int, folder: Path, more: list[str]) -> tuple:
     """Train; a row of the table."""
     command = [sys.executable, str(ROOT / "cli/train_sac_vla.py"), *TASKS[task], *COMMON, "--seed", str(seed)]
+    if task in DEMOS and "--offline_updates" not in more:
+        command += ["--random_episodes", "16"]
     command += start(task, seed, folder.resolve().with_name(f"{folder.name}_start"))
     resume = ["--load_checkpoint"] if folder.exists() else []
     subprocess.run([*command, "--save_path", str(folder.resolve()), *resume, *more], cwd=ROOT, check=True)

@@ -5,7 +5,7 @@ The loop around it is `rlvla.trainer.trainer.Trainer`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -156,6 +156,10 @@ class Algorithm:
     def engines(self) -> dict[str, Engine]:
         """All trained models, by their names in checkpoints."""
         return {"actor": self.actor}
+
+    def pretrain(self) -> Iterator[None]:
+        """Updates before the first evaluation and episode of a new run; a signal can end it where it yields."""
+        yield from ()
 
     def plan(self, iteration: int) -> Plan | None:
         """The next episodes to play, or None (on all ranks alike) if there are enough for an update."""

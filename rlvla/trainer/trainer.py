@@ -186,6 +186,9 @@ class Trainer:
             return self._fit()
 
     def _fit(self) -> dict[str, float]:
+        if not self.iteration and not self.config.schedule.val_only:
+            for _ in self.algorithm.pretrain():
+                self._stop_if_asked()
         self._evaluate_if_due()
         try:
             self._train()

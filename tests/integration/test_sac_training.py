@@ -58,6 +58,7 @@ TASKS = ["--task_suite_name", "toy_push", "--task_names", "red_to_green", "blue_
 CURRICULUM = [*TASKS, "--max_steps", "12", "--task_sampling", "inverse_success", "--task_success_horizon", "4"]
 FLOW = ["--policy", "flow", "--flow_steps", "2"]
 SEEING = ["--read_images", "--image_size", "16", "--image_shift", "2", "--replay_priority", "td", "--utd_ratio", "0.5"]
+SEEING += ["--cql_coef", "0.5", "--cql_actions", "1"]
 
 LIFT = ["--task_suite_name", "robosuite", "--task_ids", "0", "--control_freq", "10", "--object_state"]
 LIFT += ["--action_space", "primitives", "--policy", "primitives", "--primitives", "reach", "grasp", "open"]
@@ -231,6 +232,29 @@ def test_demonstrations_are_part_of_every_batch(demos: Path, tmp_path: Path) -> 
     assert shown["critic/target_mean"] > alone["critic/target_mean"] + 0.02, "they succeed, random actions do not"
 
 
+def test_offline_updates_come_before_the_first_episode(
+    demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    steps, step = [], SAC._step
+
+    def recorded(self: SAC, batch: Any, number: int, metrics: Any) -> np.ndarray:
+        steps.append((self._episodes, number, int(batch.demonstrated.sum())))
+        return step(self, batch, number, metrics)
+
+    monkeypatch.setattr(SAC, "_step", recorded)
+    at = SMALL.index("--random_episodes")
+    options = ["--task_suite_name", "toy_reach", "--demos", str(demos), "--read_images", "--image_size", "16"]
+    options += [*SMALL[:at], *SMALL[at + 2 :], "--num_episodes", "4", "--utd_ratio", "0.2", "--cql_coef", "0.5"]
+    train([*options, "--offline_updates", "3", "--save_path", str(tmp_path / "run")])
+    assert steps[:3] == [(0, 1, 16), (0, 2, 16), (0, 3, 16)], "batches of demonstrations alone"
+    assert steps[3] == (4, 1, 8) and all(one[2] == 8 for one in steps[3:]), "then they are half of a batch"
+    assert metrics(tmp_path / "run")[-2]["critic/updates"] == len(steps) - 3
+    assert "3 offline updates on" in "".join(capfd.readouterr())
+    with pytest.raises(SystemExit):
+        train([*options, "--offline_updates", "3", "--random_episodes", "4", "--save_path", str(tmp_path / "other")])
+    assert "after --offline_updates the policy plays from the start" in " ".join(capfd.readouterr().err.split())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", [[], pytest.param(FLOW, marks=pytest.mark.nightly)], ids=["gaussian", "flow"])
 def test_two_ranks_share_the_buffer_and_one_goes_on(policy: list[str], tmp_path: Path) -> None:
@@ -338,6 +362,8 @@ REFUSED = {
         "has nothing that a robot cannot know",
     ),
     "no demonstrations": (["--demo_share", "0.5"], "no effect without --demos"),
+    "offline without demonstrations": (["--offline_updates", "5"], "--offline_updates 5: no effect without --demos"),
+    "conservative flow": (["--policy", "flow", "--cql_coef", "1"], "--cql_coef 1.0: --policy is flow"),
 }
 
 

@@ -34,6 +34,7 @@ LIFT += ["--max_steps", "30"]
 CASES = {
     "plain": REACH,
     "plain, mean, no entropy": [*REACH, "--actor_reduction", "mean", "--no-entropy_in_target"],
+    "conservative": [*REACH, "--cql_coef", "0.6", "--cql_actions", "2"],
     "flow": [*REACH, "--policy", "flow", "--flow_steps", "3", "--flow_matching_coef", "0.7"],
     "primitives": LIFT,
     "primitives, uniform choice": [*LIFT, "--choice_exploration", "100", "--actor_reduction", "mean"],
@@ -134,6 +135,7 @@ def test_critics_step_on_the_weighted_error_of_all_of_them(learner: SAC, monkeyp
     batch.weights[:] = torch.linspace(0.1, 1.0, len(batch.weights))
     noise, subsets = copy_of(learner._noise), copy_of(learner._shared_noise)
     targets = learner._targets(batch, learner._shared_noise)
+    penalties = conservative_penalties(learner, batch, drawn.rows, copy_of(learner._noise))
     learner._noise.set_state(noise.get_state())
     learner._shared_noise.set_state(subsets.get_state())
     steps = caught(learner.critic, monkeypatch)
@@ -144,7 +146,37 @@ def test_critics_step_on_the_weighted_error_of_all_of_them(learner: SAC, monkeyp
         gaps = q - targets[index]
         assert errors[index] == pytest.approx(float(gaps.detach().abs().mean()), rel=1e-4, abs=1e-6)
         total = total + batch.weights[index] * (gaps**2 / 2).mean() / len(targets)
+    total = total + 0.6 * sum(penalties) / len(targets)
     check_step(steps, total, list(critic.parameters()))
+
+
+def conservative_penalties(learner: SAC, batch: Batch, rows: Any, noise: torch.Generator) -> list[Tensor]:
+    """Cal-QL's penalty of each row, with two uniform decisions and two of the policy; [] where it is off."""
+    if not learner._sac.cql_coef:
+        return []
+    count, width, gamma, buffer = 2, learner._policy.config.parameters, 0.9, learner.memory.buffer
+    uniform = 2 * torch.rand(len(rows), count, width, generator=noise) - 1
+    samples = [rows_of(learner, batch.now, noise) for _ in range(count)]
+    critic, penalties, raised = learner.critic.module, [], 0
+    for index, row in enumerate(rows):
+        recorded, discount, at = 0.0, 1.0, int(row)
+        while buffer.drawable[at]:  # to the end of the episode, decision by decision
+            ahead = buffer.n_step([at], 1, gamma)
+            recorded += discount * float(ahead.returns[0])
+            discount, at = discount * gamma ** int(buffer.gather([at], ["steps"])["steps"][0]), int(ahead.next_rows[0])
+        one = slice(index, index + 1)
+        terms = []
+        for decision in uniform[index]:
+            value = critic(decision[None], batch.now.proprio[one], None, None)[:, 0]
+            terms.append(value + width * math.log(2))
+        for sample in samples:
+            value = sample[index].q_values(critic, 0)
+            raised += int((value < recorded).sum())
+            terms.append(value.clamp_min(recorded) - sample[index].log_density[0].detach())
+        stored = critic(batch.actions[one], batch.now.proprio[one], None, None)[:, 0]
+        penalties.append((torch.stack(terms).exp().mean(0).log() - stored).mean())
+    assert 0 < raised < 3 * count * len(rows), "some values are below the recorded return, some are not"
+    return penalties
 
 
 def matching_losses(learner: SAC, batch: Batch, noise: torch.Generator) -> list[Tensor]:

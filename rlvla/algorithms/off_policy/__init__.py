@@ -7,6 +7,7 @@ over primitives is pi(k | s) pi(x | s, k); plain SAC has no primitives, and `log
 from rlvla.algorithms.off_policy.augmentation import random_shift
 from rlvla.algorithms.off_policy.losses import (
     actor_loss,
+    conservative_loss,
     critic_loss,
     imitation_loss,
     parameter_target_entropy,
@@ -30,6 +31,7 @@ from rlvla.algorithms.off_policy.target_networks import update_target
 
 __all__ = [
     "actor_loss",
+    "conservative_loss",
     "critic_actions",
     "critic_loss",
     "imitation_loss",

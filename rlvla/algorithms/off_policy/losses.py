@@ -55,6 +55,46 @@ def critic_loss(
     return _mean(loss, rows, num_rows, dp_size), errors.detach().abs().mean(0)
 
 
+def conservative_loss(
+    stored: Tensor,
+    sampled: Tensor,
+    log_densities: Tensor,
+    *,
+    floors: Tensor,
+    mask: Tensor | None = None,
+    num_rows: float | Tensor | None = None,
+    dp_size: int = 1,
+) -> Tensor:
+    """Penalty of calibrated conservative Q-learning (Cal-QL, Nakamoto et al. 2023), averaged over critics.
+
+    log mean_i exp(max(Q(s, a_i), floor_i)) / p(a_i) - Q(s, a): with floors of -inf an estimate of CQL's
+    log of the integral of exp Q(s, .), less the value of the stored decision (Kumar et al. 2020). Values below their
+    floor are not lowered further.
+
+    Args:
+        stored: [M, B], values of the stored decisions.
+        sampled: [M, B, N], values of N sampled decisions.
+        log_densities: [B, N], log p of the sampled decisions.
+        floors: [B, N], e.g. recorded returns for the policy's decisions, and -inf for uniform ones.
+        mask: [B] bool.
+        num_rows: see above.
+        dp_size: see `aggregate_loss`.
+
+    Returns:
+        Scalar.
+
+    Raises:
+        ValueError: shapes differ, mask not bool, or see `aggregate_loss`.
+    """
+    check_shape("stored", stored, sampled.shape[:2])
+    check_shape("log_densities", log_densities, sampled.shape[1:])
+    check_shape("floors", floors, sampled.shape[1:])
+    rows, dtype = _rows(stored[0], mask), working_dtype(stored, sampled)
+    values = torch.maximum(clean(sampled, rows.unsqueeze(-1), dtype), floors.detach().to(dtype))
+    soft_maximum = torch.logsumexp(values - log_densities.detach(), -1) - math.log(values.shape[-1])
+    return _mean((soft_maximum - clean(stored, rows, dtype)).mean(0), rows, num_rows, dp_size)
+
+
 def actor_loss(
     q_values: Tensor,
     log_probs: Tensor,

@@ -78,7 +78,7 @@ def check(flags: SACRun) -> CheckedSAC:
 def _batch_problems(flags: SACRun) -> list[Problem]:
     """Numbers of episodes and rows that do not fit each other."""
     batch, problems = flags.batch, rank_problems(flags) + length_problems(flags)
-    if batch.random_episodes >= batch.num_episodes:
+    if batch.exploring_episodes >= batch.num_episodes:
         text = (
             f"--random_episodes {batch.random_episodes} leaves none of the --num_episodes {batch.num_episodes} to "
             "learn in; take fewer"

@@ -82,6 +82,15 @@ class SACBatchConfig(LoopBatchConfig):
         "initial episodes with random actions, over all ranks; updates start after them, with proprio normalized by "
         "their statistics",
         minimum=0,
+        read_if=Condition(
+            lambda flags: not flags.get("offline_updates"), "after --offline_updates the policy plays from the start"
+        ),
+    )
+    offline_updates: int = arg(
+        0,
+        "--demos: updates on them alone before the first episode (offline reinforcement learning)",
+        minimum=0,
+        read_if=given("demos"),
     )
     train_batch_size: int = arg(256, "decisions per update, over all ranks", minimum=2, essential=True)
     utd_ratio: float | None = arg(
@@ -91,6 +100,11 @@ class SACBatchConfig(LoopBatchConfig):
         essential=True,
     )
     actor_interval: int = arg(1, "critic updates per update of actor and temperatures", minimum=1)
+
+    @property
+    def exploring_episodes(self) -> int:
+        """Initial episodes with random actions; none after offline updates."""
+        return 0 if self.offline_updates else self.random_episodes
 
 
 @dataclass(frozen=True)
@@ -175,6 +189,16 @@ class SACConfig:
         "replayed decisions that the critics prefer to the policy's; 0: off",
         minimum=0,
         read_if=_FLOW,
+    )
+    cql_coef: float = arg(
+        0.0,
+        "gaussian: coefficient of the conservative penalty in the loss of the critics, calibrated by recorded returns "
+        "(Cal-QL), which keeps values of decisions that were never recorded low; 0: off",
+        minimum=0,
+        read_if=equals("policy", "gaussian"),
+    )
+    cql_actions: int = arg(
+        4, "decisions of the policy, and as many uniform ones, in the penalty", minimum=1, read_if=given("cql_coef")
     )
     reward_scale: float = arg(1.0, "factor on all rewards", above=0)
 

@@ -54,6 +54,7 @@ class Batch:
         mask: [B] bool; False only in the placeholder of a rank whose share is empty.
         steps: [B] int64, executed actions of the decision.
         demonstrated: [B] bool, rows of demonstrations.
+        recorded_returns: [B] discounted rewards until the end of the episode; None unless `Memory.rows` computed them.
     """
 
     now: Observations
@@ -65,6 +66,7 @@ class Batch:
     mask: Tensor
     steps: Tensor
     demonstrated: Tensor
+    recorded_returns: Tensor | None = None
 
 
 class Memory:
@@ -159,8 +161,11 @@ class Memory:
         self.sentences += [text for text in dict.fromkeys(instructions) if text not in self.sentences]
         return np.array([self.sentences.index(text) for text in instructions], np.int32)
 
-    def rows(self, drawn: Drawn, n_step: int, gamma: float) -> dict[str, np.ndarray]:
-        """The rows that were drawn, for `make_batch`; a masked placeholder if there are none."""
+    def rows(self, drawn: Drawn, n_step: int, gamma: float, horizon: int = 0) -> dict[str, np.ndarray]:
+        """The rows that were drawn, for `make_batch`; a masked placeholder if there are none.
+
+        `horizon`: with the returns recorded within this many decisions; 0: without them.
+        """
         rows, mask, weights = drawn.rows, np.ones(len(drawn.rows), np.bool_), drawn.weights
         if not len(rows):
             rows, mask, weights = np.flatnonzero(self.buffer.drawable)[:1], np.zeros(1, np.bool_), np.ones(1)
@@ -168,6 +173,8 @@ class Memory:
         columns = {"returns": ahead.returns, "discounts": ahead.discounts, "weights": weights, "mask": mask}
         columns |= self.buffer.gather(rows, ["action", "steps"])
         columns["demonstrated"] = np.full(len(rows), self._demonstrated)
+        if horizon:
+            columns["recorded_returns"] = self.buffer.n_step(rows, horizon, gamma).returns
         for when, at in (("now", rows), ("later", ahead.next_rows)):
             observations = self.buffer.gather(at, self._observation_columns)
             if "sentence" in observations:
@@ -321,6 +328,7 @@ def make_batch(columns: Sequence[dict[str, np.ndarray]], actor: SACPolicy, devic
         mask=tensor("mask"),
         steps=tensor("steps"),
         demonstrated=tensor("demonstrated"),
+        recorded_returns=tensor("recorded_returns") if "recorded_returns" in columns[0] else None,
     )
 
 

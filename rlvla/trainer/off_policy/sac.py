@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from rlvla.algorithms.off_policy import (
     actor_loss,
+    conservative_loss,
     critic_loss,
     imitation_loss,
     over_primitives,
@@ -45,10 +46,12 @@ from rlvla.trainer.off_policy.config import SAC_NAME, OffPolicyConfig
 from rlvla.trainer.off_policy.hindsight import Hindsight
 from rlvla.trainer.off_policy.memory import Batch, Memory, Observations, draw_share, make_batch, normalize_weights
 from rlvla.trainer.off_policy.rescoring import Rescoring
+from rlvla.utils.bars import progress_bar
 from rlvla.utils.deepspeed.engine import Engine, OptimConfig
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.errors import ConfigError, TrainingHalted
 from rlvla.utils.seeding import derive_rng, derive_seed
+from rlvla.utils.terminal import log
 
 PARAMETERS, CHOICE = "parameters", "choice"
 _BETAS, _EPS = (0.9, 0.999), 1e-8  # Adam
@@ -123,6 +126,8 @@ class SAC(Algorithm):
         self._rng, self._shared_rng = derive_rng(seed, "replay", rank), derive_rng(seed, "replay of all ranks")
         self._noise = torch.Generator().manual_seed(derive_seed(seed, "noise of updates", rank))
         self._shared_noise = torch.Generator().manual_seed(derive_seed(seed, "critics of targets"))
+        # Decisions until the end of any episode, for recorded returns.
+        self._horizon = max(task.max_steps for task in setup.tasks) if sac.cql_coef else 0
         self.updates, self._episodes, self.pending_updates = 0, 0, 0.0
         self._played = self._normalized = False
         self._bad_steps = {"actor": 0, "critic": 0}
@@ -152,7 +157,7 @@ class SAC(Algorithm):
             self._played = False
             return None
         self._played = True
-        self._policy.random_actions = self._episodes < self.config.batch.random_episodes
+        self._policy.random_actions = self._episodes < self.config.batch.exploring_episodes
         self._policy.random_primitives = self._episodes < self._sac.choice_exploration
         total = self.config.batch.rollout_batch_size
         share = total // self._strategy.world_size
@@ -199,12 +204,33 @@ class SAC(Algorithm):
         self.pending_updates += counts["decisions"] * self.config.batch.utd_ratio
 
     # ------------------------------------------------------------------------------------------------ updating
+    def pretrain(self) -> Iterator[None]:
+        """Offline updates on the demonstrations (--offline_updates)."""
+        count = self.config.batch.offline_updates
+        if not count or self._demos is None:
+            return
+        self._normalize(self._demos)
+        metrics, size = Metrics(), self.config.batch.train_batch_size // self._strategy.world_size
+        self.actor.train(True)
+        self.critic.train(True)
+        with progress_bar(count, "offline updates", enabled=self._strategy.is_main) as bar:
+            for number in range(1, count + 1):
+                self._step(self._batch([self._draw_demonstrations(self._demos, size)]), number, metrics)
+                bar.update()
+                yield
+        self.actor.train(False)
+        values = metrics.reduce(self._strategy)
+        if self._strategy.is_main:
+            names = {"TD error": "critic/td_error", "value": "critic/q_mean", "entropy": "actor/entropy"}
+            shown = [f"{label} {values[name]:.3g}" for label, name in names.items() if name in values]
+            log.info(f"{count} offline updates on the demonstrations, means: {', '.join(shown)}")
+
     def update(self, metrics: Metrics) -> dict[str, float]:
         """Run the pending updates."""
         rows = self._strategy.all_reduce({"rows": float(len(self.memory.buffer))}, "min")["rows"]
-        if self._episodes < self.config.batch.random_episodes or not rows:
+        if self._episodes < self.config.batch.exploring_episodes or not rows:
             return self._replay_metrics(metrics)
-        self._normalize()
+        self._normalize(self.memory)
         watch = Stopwatch("timing_s/replay", "timing_s/update")
         self.actor.train(True)
         self.critic.train(True)
@@ -213,11 +239,8 @@ class SAC(Algorithm):
             with watch.phase("timing_s/replay"):
                 drawn, batch = self._draw()
             with watch.phase("timing_s/update"):
-                errors = self._update_critics(batch, metrics)
                 self.updates += 1
-                if self.updates % self.config.batch.actor_interval == 0:
-                    self._update_actor(batch, metrics)
-                update_target(self._target, self.critic.module, self._sac.tau)
+                errors = self._step(batch, self.updates, metrics)
             with watch.phase("timing_s/replay"):
                 if self.config.replay.replay_priority != "uniform":
                     self._prioritise(drawn.rows, drawn.episodes, errors[: len(drawn.rows)])
@@ -228,6 +251,14 @@ class SAC(Algorithm):
         metrics.maximum(watch.seconds)
         values = {f"actor/temperature_{name}": value for name, value in self.temperatures.values().items()}
         return values | self._replay_metrics(metrics)
+
+    def _step(self, batch: Batch, number: int, metrics: Metrics) -> np.ndarray:
+        """Update `number` (from 1) of critics, actor, temperatures and target; returns absolute TD errors [B]."""
+        errors = self._update_critics(batch, metrics)
+        if number % self.config.batch.actor_interval == 0:
+            self._update_actor(batch, metrics)
+        update_target(self._target, self.critic.module, self._sac.tau)
+        return errors
 
     def _draw(self) -> tuple[Drawn, Batch]:
         replay, played = self.config.replay, (self._episodes, self.config.batch.num_episodes)
@@ -247,18 +278,26 @@ class SAC(Algorithm):
             beta=beta,
             share=share,
         )
-        rows = [self.memory.rows(drawn, self._sac.n_step, self._sac.gamma)]
+        rows = [self.memory.rows(drawn, self._sac.n_step, self._sac.gamma, self._horizon)]
         if self._demos is not None:
             # Demonstrations have weight 1; so have played decisions on average, however they were drawn.
             normalize_weights(rows[0], self._strategy)
-            drawn_demos = self._demos.buffer.sample(demonstrated, self._rng, share=0.0)
-            rows.append(self._demos.rows(drawn_demos, self._sac.n_step, self._sac.gamma))
+            rows.append(self._draw_demonstrations(self._demos, demonstrated))
+        return drawn, self._batch(rows)
+
+    def _draw_demonstrations(self, demos: Memory, count: int) -> dict[str, np.ndarray]:
+        """Rows of demonstrations, drawn uniformly."""
+        drawn = demos.buffer.sample(count, self._rng, share=0.0)
+        return demos.rows(drawn, self._sac.n_step, self._sac.gamma, self._horizon)
+
+    def _batch(self, rows: Sequence[dict[str, np.ndarray]]) -> Batch:
+        """A batch of rows, with its images shifted (--image_shift)."""
         batch = make_batch(rows, self._policy, self._strategy.device)
         if self._sac.image_shift:
             for observations in (batch.now, batch.later):
                 assert observations.images is not None  # checked with the flags
                 observations.images = random_shift(observations.images, self._sac.image_shift, self._noise)
-        return drawn, batch
+        return batch
 
     def _demonstrated(self, demos: Demonstrations) -> Memory:
         """A buffer with this rank's share of the demonstrations; it is not part of checkpoints."""
@@ -309,14 +348,14 @@ class SAC(Algorithm):
             self.memory.buffer.update(rows[finite], episodes[finite], now=self.updates, td_error=errors[finite])
 
     @torch.no_grad()
-    def _normalize(self) -> None:
-        """Set the normalization of proprio to the statistics of all episodes so far, once."""
+    def _normalize(self, memory: Memory) -> None:
+        """Set the normalization of proprio to the statistics of all episodes of a memory, once."""
         if self._normalized:
             return
         self._normalized = True
         if not len(self._target.proprio_normalization()[0]):
             return
-        counts, totals, squares = zip(*self._strategy.gather_objects(self.memory.proprio_sums()))
+        counts, totals, squares = zip(*self._strategy.gather_objects(memory.proprio_sums()))
         mean = torch.from_numpy(sum(totals) / sum(counts))
         std = (torch.from_numpy(sum(squares) / sum(counts)) - mean.square()).clamp_min(0.0).sqrt()
         self._set_normalization(mean.float(), std.float())
@@ -338,15 +377,19 @@ class SAC(Algorithm):
     def _update_critics(self, batch: Batch, metrics: Metrics) -> np.ndarray:
         """One step of the critics; returns the absolute TD errors [B]."""
         rows, targets, now = self.config.batch.train_batch_size, self._targets(batch, self._shared_noise), batch.now
-        q_values = self.critic(batch.actions, now.proprio, now.images, now.sentences)
-        loss, errors = critic_loss(
-            q_values,
-            targets,
-            weights=batch.weights,
-            mask=batch.mask,
-            num_rows=float(rows),
-            dp_size=self._strategy.world_size,
-        )
+        over_rows: dict[str, Any] = {"mask": batch.mask, "num_rows": float(rows), "dp_size": self._strategy.world_size}
+        coef, penalty = self._sac.cql_coef, torch.zeros(())
+        if coef:
+            sampled, log_densities, floors = self._sampled_decisions(batch)
+            actions = torch.cat([batch.actions[:, None], sampled], 1)
+            values = self.critic(actions, now.proprio, now.images, now.sentences)
+            q_values = values[..., 0]
+            penalty = conservative_loss(q_values, values[..., 1:], log_densities, floors=floors, **over_rows)
+            metrics.mean({"critic/conservative_loss": penalty.detach()}, 1.0)
+        else:
+            q_values = self.critic(batch.actions, now.proprio, now.images, now.sentences)
+        loss, errors = critic_loss(q_values, targets, weights=batch.weights, **over_rows)
+        loss = loss + coef * penalty if coef else loss
         norm = self.critic.backward(loss, last=True)
         self._check_step("critic", norm)
         kept = batch.mask
@@ -355,6 +398,26 @@ class SAC(Algorithm):
         metrics.mean(means, float(batch.mask.sum()))
         metrics.mean({"critic/loss": loss.detach(), "critic/grad_norm": norm or 0.0}, 1.0)
         return errors.cpu().numpy()
+
+    @torch.no_grad()
+    def _sampled_decisions(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Decisions of the conservative penalty: `cql_actions` uniform ones, then as many of the policy.
+
+        Returns:
+            Decisions [B, N, E], their log-densities and the floors of their values [B, N]: recorded returns for those
+            of the policy.
+        """
+        count, width = self._sac.cql_actions, self._policy.parameter_mask.shape[-1]
+        assert batch.recorded_returns is not None
+        rows = len(batch.actions)
+        uniform = 2.0 * torch.rand(rows, count, width, generator=self._noise).to(batch.actions.device) - 1.0
+        drawn = [self._sample(batch.now, self._policy) for _ in range(count)]
+        densities = torch.cat([decisions.log_densities.sum(-1) for decisions in drawn], 1)
+        decisions = torch.cat([uniform, *(decisions.parameters for decisions in drawn)], 1)
+        log_densities = torch.cat([torch.full_like(densities, -width * math.log(2.0)), densities], 1)
+        floors = batch.recorded_returns[:, None].expand_as(densities)
+        floors = torch.cat([torch.full_like(densities, -math.inf), floors], 1)
+        return self._policy.critic_actions(decisions, None), log_densities, floors
 
     def _targets(self, batch: Batch, subsets: torch.Generator) -> Tensor:
         """TD targets [B] of the critics: minimum over a subset of the target critics, drawn by `subsets`."""

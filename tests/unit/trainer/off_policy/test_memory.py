@@ -119,6 +119,7 @@ def test_every_step_of_a_demonstration_begins_one_decision(tmp_path: Path) -> No
     names = ["action", "proprio", "images", "rewards", "steps", "terminated", "truncated", "sentence"]
     found = memory.buffer.gather(rows, names)
     assert len(rows) == 9, "7 and 2 steps"
+    recorded = memory.rows(Drawn(rows, rows, np.ones(9), np.ones(9)), 1, 0.9, 9)["recorded_returns"]
     for index in range(len(rows)):
         which = int(memory.sentences[found["sentence"][index]] == "b")
         (start,) = np.flatnonzero((proprio[which] == found["proprio"][index]).all(1))
@@ -129,6 +130,7 @@ def test_every_step_of_a_demonstration_begins_one_decision(tmp_path: Path) -> No
         assert found["terminated"][index] == (ends and which == 0) and found["truncated"][index] == (
             ends and which == 1
         )
+        assert recorded[index] == pytest.approx(2.0 * 0.9 ** (6 - start) if which == 0 else 0.0)
         paid = found["rewards"][index]
         assert paid.sum() == (2.0 if ends and which == 0 else 0.0) and paid[: found["steps"][index] - 1].sum() == 0
 
