@@ -44,6 +44,7 @@ FLAGS = [
 ]
 
 
+@pytest.mark.nightly
 def test_ppo_under_a_curriculum_resumes_to_the_bit(policy_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "two_reach.py").write_text(SUITE)
 

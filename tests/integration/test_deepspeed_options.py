@@ -73,7 +73,7 @@ def test_options_of_speed_and_memory_change_no_weight(
     "flags",
     [
         ("--bf16",),
-        ("--bf16", "--zero_stage", "3"),
+        pytest.param(("--bf16", "--zero_stage", "3"), marks=pytest.mark.nightly),
         pytest.param(("--bf16", "--zero_stage", "2"), marks=pytest.mark.nightly),
     ],
     ids=" ".join,

@@ -77,7 +77,7 @@ def log_probs(actor: Actor, batch: Experience) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", ["oft", "autoregressive"])
+@pytest.mark.parametrize("variant", ["oft", pytest.param("autoregressive", marks=pytest.mark.nightly)])
 def test_published_checkpoint_is_trained_exported_and_loaded(
     tmp_path: Path, demos_file: Path, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -147,6 +147,7 @@ def test_a_killed_workers_episode_is_played_again_and_all_are_those_of_processes
         assert_same_episodes(samples, play(processes, 24)[0])
 
 
+@pytest.mark.nightly
 def test_faults_of_environments_cost_an_attempt_each(cluster: TwoNodes, tmp_path: Path) -> None:
     faults = {"kill": "ended", "raise": "exception", "long_error": "exception"}
     faults |= dict.fromkeys(("megabytes", "events_text", "events_nested", "absurd_reward"), "bad_answer")

@@ -98,6 +98,7 @@ class TestFlow(ActorsContract):
             decide(backend, 9)
 
 
+@pytest.mark.nightly
 class TestAdapters(ActorsContract):
     """Of an OpenVLA policy with adapters only these are sent again."""
 

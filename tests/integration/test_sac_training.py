@@ -102,7 +102,7 @@ def test_a_run_resumes_to_the_bit(options: list[str], task_ids: list[int], tmp_p
     assert len(of_tasks) == (len(task_ids) if len(task_ids) > 1 else 0)
 
 
-@pytest.mark.parametrize("file", ["rows_000004.npz", "images.rows"])
+@pytest.mark.parametrize("file", ["rows_000004.npz", pytest.param("images.rows", marks=pytest.mark.nightly)])
 def test_a_damaged_buffer_is_resumed_from_the_iteration_before(file: str, tmp_path: Path) -> None:
     options = [*SEEING, "--save_steps", "1", "--max_ckpt_num", "4"]
     whole = load_file(run(tmp_path / "whole", 16, *options) / "model.safetensors")

@@ -82,7 +82,9 @@ def test_its_gradient_is_that_of_the_policy_and_a_share_of_the_critics(
     assert "critic/grad_norm" not in found
 
 
-@pytest.mark.parametrize("more", [[], ["--lora_rank", "4"]], ids=["all weights", "adapters"])
+@pytest.mark.parametrize(
+    "more", [pytest.param([], marks=pytest.mark.nightly), ["--lora_rank", "4"]], ids=["all weights", "adapters"]
+)
 def test_stopping_and_continuing_changes_nothing(policy_folder: Path, tmp_path: Path, more: list[str]) -> None:
     """And the run learns values, has one engine, and ends with a plain policy."""
     resume_cases.CASES["shared"] = [*resume_cases.PPO, "--share_backbone", "--vf_coef", "0.2", *more]

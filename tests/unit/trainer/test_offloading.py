@@ -31,6 +31,7 @@ FLAGS = [
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_run_is_the_same_to_the_bit(policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With ZeRO-3, whose moments are moved here; below those of each stage."""

@@ -153,6 +153,7 @@ def stock(env):
     stock.close()
 
 
+@pytest.mark.nightly
 def test_trajectory_proprio_and_success_are_liberos(env, stock) -> None:
     first = env.reset(3, seed=0)
     stock.set_init_state(install.init_states(env.task.suite, env.task.name)[3])
