@@ -180,6 +180,9 @@ def run_dagger(
             why = f"time budget spent (--max_minutes {config.max_minutes:g})"
         else:
             _record(folder, rounds, best, "not finished")
+            if slopes := {one.source: one.slope for one in rounds if one.source}:
+                gains = ", ".join(f"{name} {slope:+.1f}" for name, slope in slopes.items())
+                log.info(f"points of success a minute: {gains}; next: {source}")
             continue
         break
     shutil.copytree(best.policy, folder / POLICY_FOLDER)

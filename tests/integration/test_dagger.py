@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -118,7 +119,9 @@ def test_the_source_with_the_largest_gain_per_minute_goes_on(
     assert next_source((CORRECTIONS, DEMONSTRATIONS), results) == source
 
 
-def test_a_round_without_gain_is_left_to_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_without_gain_is_left_to_its_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """The next round starts from the best policy, on the data of all rounds."""
     start, folder = tmp_path / "start", tmp_path / "dagger"
     start.mkdir()
@@ -133,7 +136,9 @@ def test_a_round_without_gain_is_left_to_its_data(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(dagger, "run_logged", run)
     monkeypatch.setattr(dagger, "success_of", lambda path: rate(next(outcomes)))
     config = DaggerConfig(round_sources=(CORRECTIONS, DEMONSTRATIONS))
-    run_dagger(config, start, ["a.hdf5"], folder, replace(COMMANDS, environment=["--suite=s"]), 3)
+    with caplog.at_level(logging.INFO, "rlvla"):
+        run_dagger(config, start, ["a.hdf5"], folder, replace(COMMANDS, environment=["--suite=s"]), 3)
+    assert "; next: demonstrations" in caplog.text
     corrections, demonstrations, more = (argv for argv in commands if argv[0] == "collect")
     assert "--corrections" in corrections and f"--policy={start}" in corrections and "--suite=s" not in corrections
     assert demonstrations[1] == "--suite=s" and not any("policy" in word for word in demonstrations)
