@@ -105,6 +105,7 @@ def _write_hdf5(folder: Path, demos: Demonstrations, control_freq: float | None)
                 "actions": actions,
                 "rewards": rewards,
                 "instruction": demos.instructions[index],
+                "instructions": demos.step_instructions and demos.step_instructions[index],
                 "init_state_id": state,
                 "seed": demos.seeds[index] if demos.seeds is not None else 0,
                 "success_at_end": success,

@@ -230,6 +230,7 @@ def _load(
         evaluation.rollout,
         setting.resolved.tasks,
         setting.state_input,
+        instructions=setting.instructions,
     )
     return actor, engine
 

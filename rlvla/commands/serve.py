@@ -15,7 +15,7 @@ from rlvla.checkpoints.policy_folder import MACHINE_STATE, recorded_environment
 from rlvla.commands import sockets
 from rlvla.commands.run_policies import policy_folder
 from rlvla.commands.setup import cameras_of
-from rlvla.envs.config import EnvConfig
+from rlvla.envs.config import TASK, EnvConfig
 from rlvla.models.config import PolicyConfig
 from rlvla.models.families import Checkpoint, check_checkpoint, checkpoint_overrides
 from rlvla.serving.config import API_KEY_VARIABLE, ServeConfig, read_api_key
@@ -135,6 +135,8 @@ def _checked(folder: Path, policy: PolicyConfig, config: ServeConfig, key: str |
         log.warning(
             f"{folder} was trained with the state of a reward machine (--rm_state_input), which its clients have to add"
         )
+    if (source := record.get("instruction_source") or TASK) != TASK:
+        log.warning(f"{folder} was trained with --instruction_source {source}: clients have to send its instructions")
     return ServedPolicy(folder, checkpoint, record, tuple(names), request_keys(names, config.serve_map), key)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlvla.checkpoints.policy_folder import MACHINE_STATE, learned_states, recorded_environment
 from rlvla.envs.base import Observation, TaskSpec
-from rlvla.envs.config import EnvConfig, ResolvedEnv, SplitConfig, resolve_env
+from rlvla.envs.config import MACHINE, OF_MACHINE_INSTRUCTIONS, TASK, EnvConfig, ResolvedEnv, SplitConfig, resolve_env
 from rlvla.envs.pictures import NATIVE
 from rlvla.envs.registry import get_suite, suite_names
 from rlvla.envs.workers.answer_checks import AnswerChecker
@@ -23,7 +23,9 @@ from rlvla.models.config import PolicyConfig
 from rlvla.models.families import Checkpoint, check_checkpoint, checkpoint_overrides, start_warnings
 from rlvla.models.policy import PolicySpec
 from rlvla.rewards import RewardConfig, StateInput, StateInputSettings, SuccessConfig
+from rlvla.rewards.instructions import InstructionSource, MachineInstructions
 from rlvla.rewards.success_source import SIMULATOR
+from rlvla.rewards.vlm.propositions import parse_sentences
 from rlvla.utils.cli.flags import no_effect
 from rlvla.utils.errors import ConfigError, Problem, as_problems
 
@@ -38,6 +40,7 @@ class CheckedRun:
         overrides: settings that replace those of the checkpoint's config.json.
         state_input: adds the state of a reward machine to the observations, or None.
         success_source: value of --success_source.
+        instructions: replaces the task's instruction at each decision, or None.
         privileged: options of the environment that show more in training than the policy reads.
     """
 
@@ -46,6 +49,7 @@ class CheckedRun:
     overrides: dict[str, object]
     state_input: StateInput | None = None
     success_source: str = SIMULATOR
+    instructions: InstructionSource | None = None
     privileged: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -168,16 +172,37 @@ def check_run(
             problems += more
     except ConfigError as error:
         problems += error.problems
-    state_input = None
+    state_input, instructions = None, None
     if checkpoint is not None and resolved is not None:
         env, tasks, spec = resolved.config, resolved.tasks, checkpoint.spec
         problems += _contradictions(policy, env, spec, tasks)
+        instructions, more = instructions_of(env, tasks)
+        if instructions is not None and not spec.reads_instruction:
+            text = (
+                f"--instruction_source {env.instruction_source}: the policy {folder} reads no instruction; leave it out"
+            )
+            more = [Problem("instruction_source", "no_effect", text)]
+        problems += more
         state_input, more = state_input_of(recorded, rewards, spec, tasks)
         one_hot = state_input is not None and bool(state_input.settings.width)  # its length is already checked
         problems += more if more or one_hot else _proprio_problems(env, spec, tasks)
     if problems or checkpoint is None or resolved is None:
         return None, as_problems(problems)
-    return CheckedRun(resolved, checkpoint, overrides, state_input, source), []
+    return CheckedRun(resolved, checkpoint, overrides, state_input, source, instructions), []
+
+
+def instructions_of(env: EnvConfig, tasks: Sequence[TaskSpec]) -> tuple[InstructionSource | None, list[Problem]]:
+    """The source of the instructions of decisions (None: the task's instruction), and all problems with it."""
+    if env.instruction_source in (None, TASK):
+        why = f"it belongs to --instruction_source {MACHINE}"
+        given = {name: value for name in OF_MACHINE_INSTRUCTIONS if (value := getattr(env, name))}
+        return None, [no_effect(name, value, why) for name, value in given.items()]
+    try:
+        texts = parse_sentences(env.instruction_texts, "instruction_texts")
+        source = MachineInstructions(env.instruction_formula, env.instruction_stages or "predicates", texts)
+    except ConfigError as error:
+        return None, error.problems
+    return source, source.problems(tasks)
 
 
 def success_problems(given: EnvConfig, env: EnvConfig, source: str) -> list[Problem]:
@@ -284,10 +309,10 @@ def first_observations(pool: WatchedPool, setting: CheckedRun) -> list[Observati
     )
     if setting.policy_proprio is not None:
         observations = [observation.for_policy(setting.policy_proprio) for observation in observations]
-    if setting.state_input is None:
-        return observations
-    start = setting.state_input.begin(task)
-    return [start.observe(observation) for observation in observations]
+    for source in filter(None, (setting.instructions, setting.state_input)):
+        start = source.begin(task)
+        observations = [start.observe(observation) for observation in observations]
+    return observations
 
 
 def state_input_of(

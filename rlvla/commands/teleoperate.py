@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlvla.commands import sockets
 from rlvla.commands.demos.record import demonstration_writer, planned_episodes
-from rlvla.commands.setup import start_workers
+from rlvla.commands.setup import instructions_of, start_workers
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.config import EnvConfig, SplitConfig, heldout_problems
 from rlvla.envs.workers.config import WorkerConfig
@@ -109,6 +109,7 @@ def check_teleoperation(
     try:
         tasks = env.tasks()
         problems += split.problems(tasks, 1) + heldout_problems(split.heldout_tasks, env, tasks)
+        problems += instructions_of(env, tasks)[1]
         bindings = checked_bindings(config, tasks)
     except ConfigError as error:
         problems += error.problems

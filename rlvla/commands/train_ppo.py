@@ -55,6 +55,7 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
             tasks=setting.tasks,
             state_input=setting.state_input,
             policy_proprio=setting.policy_proprio,
+            instructions=setting.instructions,
         )
         demos = None
         if flags.optimization.ptx_demos is not None:

@@ -33,7 +33,7 @@ from rlvla.commands.new_models import (
 )
 from rlvla.commands.ppo_checks import untrainable
 from rlvla.commands.run_policies import policy_folder
-from rlvla.commands.setup import start_workers
+from rlvla.commands.setup import instructions_of, start_workers
 from rlvla.commands.supervised import supervised_header, supervised_problems
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_several
@@ -448,7 +448,7 @@ def _episodes(
     except ConfigError as error:
         why = f"episodes cannot be played in the suite of the demonstrations: {'; '.join(map(str, error.problems))}"
         raise ConfigError.of("eval_epochs", "unavailable", f"--eval_epochs {validation.eval_epochs}: {why}") from error
-    differences = []
+    problems, differences = instructions_of(env, tasks)[1], []
     suites = sorted({states.suite for states in demos.states_learned_from if states.recorded})
     if len(suites) > 1:
         differences.append(f"the demonstrations are of several suites, {', '.join(suites)}")
@@ -456,7 +456,7 @@ def _episodes(
     if dims != [demonstrated]:
         differences.append(f"actions of {env.suite} have {dims} dimensions, those of the demonstrations {demonstrated}")
     flag = f"--eval_epochs {validation.eval_epochs}"
-    problems = [Problem("eval_epochs", "mismatch", f"{flag}: {why}; leave it out") for why in differences]
+    problems += [Problem("eval_epochs", "mismatch", f"{flag}: {why}; leave it out") for why in differences]
     demonstrated_states: dict[int, set[int]] = {}
     for task_id, state in demos.init_states:
         demonstrated_states.setdefault(task_id, set()).add(state)
@@ -472,7 +472,8 @@ def _episodes(
 
     def start(modules: Sequence[str], stack: ExitStack) -> Playing:
         pool = stack.enter_context(start_workers(validation.num_envs, env, tasks, modules))
-        rollout = RolloutEngine(pool, env.env_kwargs(), {"success": 1.0}, tasks=tasks)
+        instructions, _ = instructions_of(env, tasks)
+        rollout = RolloutEngine(pool, env.env_kwargs(), {"success": 1.0}, tasks=tasks, instructions=instructions)
         return Playing(rollout, tasks, states, validation.eval_episodes, validation.eval_samples, load)
 
     def load(folder: Path) -> Policy:

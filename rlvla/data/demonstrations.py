@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rlvla.data.image_storage import image_array, mapping_of
+from rlvla.data.validation import refuse, shortened
 from rlvla.envs.splits import LearnedStates
+from rlvla.utils.data_files import fits
 
 STATISTICS_FILE = "dataset_statistics.json"
 PLAYER, POLICY = "player", "policy"  # entry of `Demonstrations.env_args`, and its value for a policy's own episodes
@@ -54,7 +57,7 @@ class Demonstrations:
         images: per episode [S, N, H, W, 3] uint8.
         proprio: per episode [S, P] float32, or None.
         actions: per episode [S, D] float32.
-        instructions: per episode the language instruction.
+        instructions: per episode the language instruction of its task.
         success: per episode whether it ended in success; assumed where it is not recorded, see `outcome`.
         init_states: per episode (task id, initial state id), or `UNKNOWN_STATE`; empty if none is recorded.
         decision_steps: per episode [S] int, the steps at which images were recorded; None means every step. They begin
@@ -73,6 +76,7 @@ class Demonstrations:
         success_recorded: whether the data say which episodes of all files ended in success.
         action_names: names of the action dimensions, such as joints; None if not recorded.
         proprio_names: names of the dimensions of `proprio`; None if not recorded.
+        step_instructions: per episode the instruction of each step (`--instruction_source`); None: `instructions`.
     """
 
     env_args: dict[str, Any]
@@ -97,6 +101,7 @@ class Demonstrations:
     success_recorded: bool = True
     action_names: list[str] | None = None
     proprio_names: list[str] | None = None
+    step_instructions: list[list[str]] | None = None
 
     def outcome(self, episode: int) -> bool | None:
         """Whether an episode ended in success; None if that is not recorded."""
@@ -120,6 +125,17 @@ class Demonstrations:
     def row_steps(self, episode: int) -> np.ndarray:
         """The steps [S] at which an episode has observations, and so training rows."""
         return np.arange(len(self.actions[episode])) if self.decision_steps is None else self.decision_steps[episode]
+
+    def row_instructions(self, episode: int) -> list[str]:
+        """The instruction of each training row of an episode."""
+        if self.step_instructions is None:
+            return [self.instructions[episode]] * len(self.images[episode])
+        return [self.step_instructions[episode][step] for step in self.row_steps(episode)]
+
+    @property
+    def known_instructions(self) -> list[str]:
+        """Distinct instructions of training rows, sorted."""
+        return sorted({text for episode in range(len(self.actions)) for text in self.row_instructions(episode)})
 
     def rows_by_policy(self, episode: int) -> np.ndarray:
         """[S] bool: the training rows of an episode in which a policy acted, not a person or an expert."""
@@ -197,6 +213,26 @@ class Demonstrations:
             self.images[position][:] = images
             start += len(images)
         return joined
+
+
+def changes_of(texts: Sequence[str]) -> list[tuple[int, str]]:
+    """(first step, text) of each segment with one text; the inverse of `at_each_step`."""
+    return [(step, text) for step, text in enumerate(texts) if not step or text != texts[step - 1]]
+
+
+def at_each_step(changes: Any, steps: int, where: str | Path) -> list[str]:
+    """The text of each of so many steps, from the content of a file.
+
+    Raises:
+        DataError: `changes` is not a list of [step, text] with increasing steps from 0 on.
+    """
+    valid = isinstance(changes, list) and all(fits(entry, list) and len(entry) == 2 for entry in changes)
+    valid = valid and all(fits(step, int) and fits(text, str) for step, text in changes)
+    starts = [step for step, _ in changes] if valid else []
+    if not starts or starts[0] != 0 or starts != sorted(set(starts)) or starts[-1] >= steps:
+        refuse(where, [f"is {shortened(changes)}; expected [step, text] of increasing steps from 0 on"])
+    ends = [*starts[1:], steps]
+    return [text for (start, text), end in zip(changes, ends) for _ in range(end - start)]
 
 
 def split_by_state(

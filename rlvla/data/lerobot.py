@@ -51,6 +51,7 @@ REWARD, DONE, SUCCESS = "next.reward", "next.done", "next.success"
 INTERVENTION = "complementary_info.is_intervention"  # as LeRobot's replay buffer writes it
 # In rollouts written by rlvla: whether image and state of a row are new; other rows repeat those of the last decision.
 DECISION = "is_decision"
+TASK_INSTRUCTION = "task_instruction"  # of an episode whose rows have several instructions, as written by rlvla
 CHUNK_ROWS = "steps_executed"  # feature of rollouts with one row per decision
 
 _WIDTH = re.compile(r"\d{0,2}d?")  # of a number in the path of a file
@@ -138,7 +139,8 @@ def _read(
     mask = env_args.pop("action_mask", None)
     listed = list((_episode_files_v2 if info["codebase_version"] == "v2.1" else _episode_files_v3)(folder, info))
     files = episodes_by_number({episode.index: episode for episode in listed}, options, folder)
-    episodes = _stored_episodes(listed, files, info, keys, _instructions(folder, info))
+    tasks = _instructions(folder, info)
+    episodes = _stored_episodes(listed, files, info, keys, tasks)
     check_episodes(folder, episodes, listing_problems(listed, info))
     of_tasks = episodes_of_tasks([episode.values["instruction"].value for episode in episodes], options, folder)
     files, episodes = [files[i] for i in of_tasks], [episodes[i] for i in of_tasks]
@@ -177,6 +179,9 @@ def _read(
         control_freq=float(info["fps"]),
         names=[episode.name for episode in episodes],
         success_recorded=success is not None,
+        step_instructions=[[tasks[index] for index in episode[_TASK].values.tolist()] for episode in arrays]
+        if _TASK in arrays[0]
+        else None,
         action_names=_dimension_names(features, ACTION),
         proprio_names=_dimension_names(features, STATE),
     )
@@ -459,6 +464,8 @@ def _stored_episodes(
         if videos and _TIME in rows:
             episode.problems += _time_problems(rows[_TIME], fps)
         values["instruction"] = _stored_instruction(files, rows, tasks, episode.problems)
+        if values["instruction"].name == TASK_INSTRUCTION and not episode.problems:
+            episode.arrays[_TASK] = StoredArray(_TASK, as_array(rows[_TASK], 1), ("steps",), "numbers")
         for key, size in videos.items():
             try:
                 frames = _frames(files.videos[key], fps, size, encoded, count)
@@ -505,6 +512,10 @@ def _stored_instruction(
         indices = []
     recorded = files.record.get("tasks")
     names = recorded if isinstance(recorded, list) else []
+    if (of_task := files.record.get(TASK_INSTRUCTION)) is not None:
+        if unknown := [index for index in indices if index not in tasks]:
+            problems.append(f"{_TASK} {shortened(unknown)} is not in meta/tasks")
+        return StoredValue(TASK_INSTRUCTION, of_task, "text")
     text = tasks.get(indices[0]) if indices else None
     if len(indices) > 1:
         problems.append(f"{_TASK} changes within the episode ({shortened(indices)}); split it where the task changes")

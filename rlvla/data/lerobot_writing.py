@@ -1,8 +1,9 @@
 """Writing `Demonstrations` as a LeRobot v3.0 dataset with one row per environment step, see `rlvla.data.lerobot`.
 
-Demonstrations have an image for each step. Dumped rollouts have one per decision: rows in between repeat image and
-state of the last decision, and `is_decision` marks the rows where they are new. The origin of the episodes is recorded
-under `rlvla` in `info.json`, which other readers ignore.
+Rows have the instruction of their step; where it changes within an episode, `task_instruction` in `meta/episodes` is
+that of the task. Demonstrations have an image for each step. Dumped rollouts have one per decision: rows in between
+repeat image and state of the last decision, and `is_decision` marks the rows where they are new. The origin of the
+episodes is recorded under `rlvla` in `info.json`, which other readers ignore.
 """
 
 from __future__ import annotations
@@ -18,7 +19,16 @@ from typing import Any
 import numpy as np
 
 from rlvla.data.demonstrations import Demonstrations
-from rlvla.data.lerobot import ACTION, DECISION, DONE, IMAGE_PREFIX, INTERVENTION, REWARD, STATE
+from rlvla.data.lerobot import (
+    ACTION,
+    DECISION,
+    DONE,
+    IMAGE_PREFIX,
+    INTERVENTION,
+    REWARD,
+    STATE,
+    TASK_INSTRUCTION,
+)
 from rlvla.utils.errors import require
 from rlvla.utils.video import encode_frames
 
@@ -47,6 +57,7 @@ class _Rows:
     rewards: np.ndarray | None
     decision: np.ndarray | None
     interventions: np.ndarray | None
+    texts: list[str]
 
     def frames(self, column: int) -> Iterator[np.ndarray]:
         """The images [H, W, 3] of one camera, row by row."""
@@ -68,7 +79,7 @@ def write_lerobot(folder: Path, demos: Demonstrations, control_freq: float) -> N
     temporary = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(temporary, ignore_errors=True)
     episodes = [_rows_of(demos, index) for index in range(len(demos.actions))]
-    tasks = sorted(set(demos.instructions))
+    tasks = sorted({text for rows in episodes for text in rows.texts})
     (temporary / "meta").mkdir(parents=True)
     info = _info(demos, episodes, tasks, control_freq)
     (temporary / "meta" / "info.json").write_text(json.dumps(info, indent=4), encoding="utf-8")
@@ -87,12 +98,14 @@ def _rows_of(demos: Demonstrations, index: int) -> _Rows:
     rewards = None if demos.rewards is None else demos.rewards[index]
     interventions = None if demos.interventions is None else demos.interventions[index]
     steps = np.arange(len(actions))
+    texts = demos.step_instructions[index] if demos.step_instructions else [demos.instructions[index]] * len(actions)
     if demos.decision_steps is None:
-        return _Rows(actions, images, steps, proprio, rewards, None, interventions)
+        return _Rows(actions, images, steps, proprio, rewards, None, interventions, texts)
     last = np.searchsorted(demos.decision_steps[index], steps, side="right") - 1  # decision of each step
     last = np.maximum(last, 0)  # before a takeover, that of the takeover
     decision = np.isin(steps, demos.decision_steps[index])
-    return _Rows(actions, images, last, None if proprio is None else proprio[last], rewards, decision, interventions)
+    shown = None if proprio is None else proprio[last]
+    return _Rows(actions, images, last, shown, rewards, decision, interventions, texts)
 
 
 def _info(demos: Demonstrations, episodes: list[_Rows], tasks: list[str], fps: float) -> dict[str, Any]:
@@ -192,7 +205,7 @@ def _picture_moments(pictures: Iterable[np.ndarray]) -> dict[str, Any]:
     return {name: [[[float(v)]] for v in channels] for name, channels in moments.items()} | {"count": [number]}
 
 
-def _table(rows: _Rows, episode: int, first_index: int, task_index: int, fps: float) -> Any:
+def _table(rows: _Rows, episode: int, first_index: int, tasks: list[str], fps: float) -> Any:
     import pyarrow as pa
 
     count = len(rows.actions)
@@ -204,7 +217,7 @@ def _table(rows: _Rows, episode: int, first_index: int, task_index: int, fps: fl
         ("frame_index", np.arange(count)),
         ("episode_index", np.full(count, episode)),
         ("index", first_index + np.arange(count)),
-        ("task_index", np.full(count, task_index)),
+        ("task_index", np.array([tasks.index(text) for text in rows.texts])),
     ):
         columns[name] = pa.array(values.astype(np.int64))
     if rows.rewards is not None:
@@ -218,7 +231,9 @@ def _table(rows: _Rows, episode: int, first_index: int, task_index: int, fps: fl
 
 
 def _episode_facts(demos: Demonstrations, index: int, rows: _Rows) -> dict[str, Any]:
-    facts = {"episode_index": index, "tasks": [demos.instructions[index]], "length": len(rows.actions)}
+    facts = {"episode_index": index, "tasks": list(dict.fromkeys(rows.texts)), "length": len(rows.actions)}
+    if demos.step_instructions is not None:
+        facts[TASK_INSTRUCTION] = demos.instructions[index]
     if demos.success_recorded:
         facts["success"] = demos.success[index]
     if demos.init_states:
@@ -238,7 +253,7 @@ def _write_files(
     keys = [IMAGE_PREFIX + camera for camera in demos.env_args["cameras"]]
     first = {"chunk_index": 0, "file_index": 0}
     for index, rows in enumerate(episodes):
-        tables.append(_table(rows, index, done, tasks.index(demos.instructions[index]), fps))
+        tables.append(_table(rows, index, done, tasks, fps))
         count = len(rows.actions)
         record = _episode_facts(demos, index, rows) | {f"data/{name}": number for name, number in first.items()}
         record |= {"dataset_from_index": done, "dataset_to_index": done + count}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from rlvla.envs.config import EnvConfig
+from rlvla.envs.config import INSTRUCTION_SOURCES, TASK, EnvConfig
 from rlvla.envs.pictures import IMAGE_FIT_HELP, IMAGE_FITS, ImageFit
 from rlvla.options import arg, given
 from rlvla.utils.errors import ConfigError, Problem
@@ -36,6 +36,12 @@ class ReadOptions:
     )
     instruction: str | None = arg(
         None, "language instruction of all episodes of an HDF5 file (default: as recorded)", metavar="TEXT"
+    )
+    instruction_source: str | None = arg(
+        None,
+        "instruction of training rows: task: that of the task; else the source that was recorded (default: as "
+        "recorded)",
+        choices=INSTRUCTION_SOURCES,
     )
     filter_key: str | None = arg(
         None, "read the episodes of an HDF5 file that its list mask/KEY names (default: all)", metavar="KEY"
@@ -93,7 +99,7 @@ class ReadOptions:
         for name in ("episodes", "tasks"):
             words += [f"--{name}", *getattr(self, name)] if getattr(self, name) else []
         words += ["--stride", str(self.stride)] if self.stride > 1 else []
-        for name in ("instruction", "filter_key"):
+        for name in ("instruction", "instruction_source", "filter_key"):
             words += [] if getattr(self, name) is None else [f"--{name}", getattr(self, name)]
         size = [] if self.image_size is None else ["--image_size", str(self.image_size), "--image_fit", self.image_fit]
         return [*words, *size]
@@ -103,7 +109,8 @@ AS_RECORDED = ReadOptions()
 
 
 def options_like(env: EnvConfig, dataset_camera: Sequence[str]) -> ReadOptions:
-    """Options that fit images as the environment of a policy does."""
+    """Options that fit images as the environment of a policy does, with its source of instructions."""
+    options = ReadOptions(tuple(dataset_camera), instruction_source=env.instruction_source or TASK)
     if env.image_size is None or env.image_fit not in IMAGE_FITS:
-        return ReadOptions(tuple(dataset_camera))
-    return ReadOptions(tuple(dataset_camera), image_size=env.image_size, image_fit=env.image_fit)
+        return options
+    return replace(options, image_size=env.image_size, image_fit=env.image_fit)

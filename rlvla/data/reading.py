@@ -20,7 +20,7 @@ from rlvla.data.robomimic import read_episodes
 from rlvla.data.selection import parsed_episodes
 from rlvla.data.validation import camera_problems, refuse
 from rlvla.envs.base import TaskSpec
-from rlvla.envs.config import EnvConfig
+from rlvla.envs.config import TASK, EnvConfig
 from rlvla.envs.registry import is_known
 from rlvla.utils.data_files import inside, read_json
 from rlvla.utils.errors import ConfigError, Problem
@@ -48,9 +48,22 @@ def read_demonstrations(
 
     Raises:
         ConfigError: the file is missing, it has another format, it lacks a camera, or its episodes do not fit together
-            (see `rlvla.data.validation`).
+            (see `rlvla.data.validation`), or its instructions are of another source than `options` ask for.
     """
-    path = Path(path)
+    demos, asked = _read(Path(path), cameras, options), options.instruction_source
+    recorded = demos.env_args.get("instruction_source") or TASK
+    if asked == TASK or demos.step_instructions is None:
+        demos = replace(demos, step_instructions=None)
+        if recorded != TASK:
+            demos.env_args["instruction_source"] = recorded = TASK
+    if asked not in (None, recorded):
+        text = f"{path} was recorded with the instructions of --instruction_source {recorded}, not {asked}; record "
+        text += f"demonstrations with --instruction_source {asked} (cli/collect_demos.py)"
+        raise ConfigError.of("instruction_source", "mismatch", text)
+    return demos
+
+
+def _read(path: Path, cameras: Sequence[str] | None, options: ReadOptions) -> Demonstrations:
     if cameras:
         refuse(path, camera_problems(cameras, "--cameras"))
     if is_lerobot(path):
@@ -266,6 +279,7 @@ def joined(datasets: Sequence[Demonstrations]) -> Demonstrations:
         learned_from=[states for demos in datasets for states in demos.states_learned_from],
         action_names=_common([demos.action_names for demos in datasets]),
         proprio_names=_common([demos.proprio_names for demos in datasets]),
+        step_instructions=_concatenated(datasets, lambda demos: demos.step_instructions),
     )
 
 
@@ -329,9 +343,11 @@ def disagreements(paths: Sequence[str], datasets: Sequence[Demonstrations], same
 
 def _differences(first: Demonstrations, other: Demonstrations, same: Sequence[str]) -> list[tuple[str, Any, Any]]:
     suites = [str(demos.env_args.get(SUITE)) for demos in (first, other)]
+    sources = [demos.env_args.get("instruction_source") or TASK for demos in (first, other)]
     # A dataset made elsewhere is named after its folder, which is no suite.
     same = [name for name in same if name != SUITE or any(map(is_known, suites))]
     pairs = [(name, first.env_args.get(name), other.env_args.get(name)) for name in same]
+    pairs.append(("instruction_source (--instruction_source task makes them equal)", *sources))
     pairs.append(("having proprio", first.proprio is not None, other.proprio is not None))
     if first.proprio and other.proprio:
         pairs.append(("the number of proprio values", first.proprio[0].shape[1], other.proprio[0].shape[1]))

@@ -51,7 +51,8 @@ def _with_last_frames(demos: Demonstrations) -> Demonstrations:
     proprio = demos.proprio
     if proprio is not None and demos.last_proprio is not None:
         proprio = [np.concatenate([states, last[None]]) for states, last in zip(proprio, demos.last_proprio)]
-    return replace(demos, images=images, proprio=proprio, decision_steps=None, last_images=None, last_proprio=None)
+    judged = replace(demos, decision_steps=None, last_images=None, last_proprio=None, step_instructions=None)
+    return replace(judged, images=images, proprio=proprio)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,15 @@ from typing import Any
 import h5py
 import numpy as np
 
-from rlvla.data.demonstrations import PLAYER, POLICY, STATISTICS_FILE, Demonstrations, dataset_entry
+from rlvla.data.demonstrations import (
+    PLAYER,
+    POLICY,
+    STATISTICS_FILE,
+    Demonstrations,
+    at_each_step,
+    changes_of,
+    dataset_entry,
+)
 from rlvla.data.hdf5 import (
     attribute,
     episode_groups,
@@ -51,6 +59,7 @@ from rlvla.utils.signals import interrupts_deferred
 from rlvla.utils.terminal import log
 
 LAST_OBS, REWARDS = "rollout/last_obs", "rollout/rewards"
+INSTRUCTIONS = "instructions"  # attribute of an episode: JSON, see `changes_of`
 INTERVENTIONS = "interventions"
 _IMAGE = "_image"  # ends the names of images in `obs`
 # Proprioception of a file of robomimic by default.
@@ -66,6 +75,7 @@ class DemonstrationWriter:
         cameras: camera names in the order of the images.
         gripper_dims: action dimensions that are not normalized (their statistics mask is False).
         control_freq: environment steps per second, if known neither from `env_args` nor from the suite.
+        label: the instruction of each step of an episode of a task (None: that of the episode), if `add` gets none.
     """
 
     def __init__(
@@ -75,8 +85,11 @@ class DemonstrationWriter:
         cameras: Sequence[str],
         gripper_dims: Sequence[int] = (),
         control_freq: float | None = None,
+        *,
+        label: Callable[[Any, int], list[str] | None] = lambda episode, task_id: None,
     ):
-        self._path, self._cameras, self._gripper_dims = path, list(cameras), list(gripper_dims)
+        self._path, self._label = path, label
+        self._cameras, self._gripper_dims = list(cameras), list(gripper_dims)
         self._env_args = env_args
         path.parent.mkdir(parents=True, exist_ok=True)
         self._temporary = path.with_name(f".{path.name}.part")
@@ -90,7 +103,9 @@ class DemonstrationWriter:
 
     @interrupts_deferred()
     def add(self, episode: Any, task_id: int) -> None:
-        """Append an `ExpertEpisode` of a task, or a dict with the same keys; arrays under `more` are stored as well.
+        """Append an `ExpertEpisode` of a task, or a dict with its keys other than `events`.
+
+        Arrays under `more` are stored as well, and `instructions`, that of each step.
 
         An episode that cannot be written, for example on a full disk, leaves nothing in the file.
         """
@@ -109,6 +124,9 @@ class DemonstrationWriter:
         steps = len(episode["actions"])
         demo.attrs["num_samples"] = steps
         demo.attrs["instruction"] = episode["instruction"]
+        texts = episode.get("instructions") or self._label(episode, task_id)
+        if texts is not None:
+            demo.attrs[INSTRUCTIONS] = json.dumps({"changes": changes_of(texts)})
         demo.attrs["task_id"] = task_id
         demo.attrs["init_state_id"] = episode["init_state_id"]
         demo.attrs["seed"] = str(episode["seed"])
@@ -276,8 +294,21 @@ def read_episodes(
         control_freq=control_freq,
         names=[episode.name for episode in episodes],
         success_recorded=success is not None,
+        step_instructions=_step_instructions(path, episodes),
         proprio_names=None if proprio is None or layout.proprio == ("proprio",) else _dimension_names(first, layout),
     )
+
+
+def _step_instructions(path: Path, episodes: Sequence[StoredEpisode]) -> list[list[str]] | None:
+    """Per episode the instruction of each step; None if they are not recorded."""
+    if episodes[0].values[INSTRUCTIONS].value is None:
+        return None
+    texts = []
+    for episode in episodes:
+        where = f"{path} ({episode.name}, attribute {INSTRUCTIONS})"
+        changes = parse_json(episode.values[INSTRUCTIONS].value, where).get("changes")
+        texts.append(at_each_step(changes, len(episode.arrays["actions"].values), where))
+    return texts
 
 
 def _dimension_names(episode: dict[str, StoredArray], layout: _Layout) -> list[str]:
@@ -384,12 +415,14 @@ def _stored_episode(name: str, group: h5py.Group, layout: _Layout, *, resized: b
     task_id, state = (attribute(group, name) for name in ("task_id", "init_state_id"))
     if layout.foreign:
         task_id, state = layout.task_id, -1
+    changes = attribute(group, INSTRUCTIONS) if layout.instruction is None else None
     values = {
         "instruction": StoredValue("instruction", instruction, "text"),
         "success": StoredValue("success", attribute(group, "success"), "flag", optional=True),
         "task_id": StoredValue("task_id", task_id, "number", minimum=0),
         "init_state_id": StoredValue("init_state_id", state, "number", minimum=-1),
         "seed": StoredValue("seed", attribute(group, "seed"), "number", optional=True, minimum=0),
+        INSTRUCTIONS: StoredValue(INSTRUCTIONS, changes, "text", optional=True),
         "rank": StoredValue("rank", attribute(group, "rank"), "number", optional=True),
     }
     return hdf5_episode(name, group, arrays, values)

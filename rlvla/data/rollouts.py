@@ -10,7 +10,7 @@ import numpy as np
 
 from rlvla.data.demonstrations import PLAYER, POLICY
 from rlvla.data.robomimic import LAST_OBS, REWARDS, DemonstrationWriter
-from rlvla.envs.config import EnvConfig
+from rlvla.envs.config import TASK, EnvConfig
 from rlvla.experience import Sample
 from rlvla.models.policy import Policy
 
@@ -42,7 +42,10 @@ def dump_rollouts(
     writer = DemonstrationWriter(path, record, env.camera_names, gripper)
     try:
         for sample in samples:
-            writer.add(as_episode(sample, env.camera_names), sample.task_id)
+            episode = as_episode(sample, env.camera_names)
+            if env.instruction_source in (None, TASK):  # a state of --rm_state_input is not recorded
+                episode["instructions"] = None
+            writer.add(episode, sample.task_id)
         writer.close()
     except BaseException:
         writer.abort()
@@ -59,6 +62,7 @@ def as_episode(sample: Sample, cameras: Sequence[str]) -> dict[str, Any]:
         "decision_steps": np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64),
         "rollout/log_probs": sample.log_probs.numpy(),
     }
+    texts = [text for text, count in zip(sample.decision_instructions, counts) for _ in range(count)]
     for name, values in sample.trace.items():
         more["rollout/action_tokens" if name == "tokens" else f"rollout/trace/{name}"] = values.numpy()
     for camera, picture in zip(cameras, images[-1]):
@@ -75,6 +79,7 @@ def as_episode(sample: Sample, cameras: Sequence[str]) -> dict[str, Any]:
         "actions": sample.played_actions.numpy(),
         "rewards": sample.rewards.numpy()[executed],
         "instruction": sample.instruction,
+        "instructions": texts,
         "init_state_id": sample.init_state_id,
         "seed": sample.seed,
         "success_at_end": sample.success_at_end,

@@ -58,7 +58,7 @@ def observations_of(demos: Demonstrations, episodes: Sequence[int], model: _Prep
     return Experience(
         images=torch.from_numpy(images),
         proprio=None if proprio is None else torch.from_numpy(proprio),
-        instructions=[demos.instructions[i] for i in episodes for _ in range(len(demos.images[i]))],
+        instructions=[text for i in episodes for text in demos.row_instructions(i)],
     )
 
 
@@ -113,7 +113,7 @@ class DemonstrationRows:
         self._rows = Experience(
             images=torch.from_numpy(self._images),
             proprio=None if proprio is None else torch.from_numpy(proprio),
-            instructions=[text for text, images in zip(demos.instructions, demos.images) for _ in range(len(images))],
+            instructions=[text for index in range(len(first)) for text in demos.row_instructions(index)],
             trace={name: torch.from_numpy(np.concatenate([trace[name] for trace in traces])) for name in traces[0]},
             action_mask=torch.from_numpy(np.concatenate(masks)),
         )

@@ -31,8 +31,14 @@ from rlvla.envs.workers.interpreter import (
 from rlvla.utils.cli.flags import arg
 from rlvla.utils.errors import ConfigError, Problem
 
+TASK, MACHINE = "task", "machine"
+INSTRUCTION_SOURCES = (TASK, MACHINE)
+OF_MACHINE_INSTRUCTIONS = ("instruction_formula", "instruction_stages", "instruction_texts")
 # Suite-specific settings, not taken from the record of another suite.
-_OF_THE_SUITE = ("task_ids", "max_steps", "success_hold_steps", "after_success")
+_OF_THE_SUITE = (
+    *("task_ids", "max_steps", "success_hold_steps", "after_success"),
+    *("instruction_source", *OF_MACHINE_INSTRUCTIONS),
+)
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,29 @@ class EnvConfig:
         "fast skips shadows, reflections and fine visual meshes (default: the checkpoint's, else fast)",
         choices=("fast", "full"),
     )
+    instruction_source: str | None = arg(
+        None,
+        "instruction at each decision: task: that of the task; machine: the next proposition of the task's reward "
+        "machine (default: the checkpoint's, else task)",
+        choices=INSTRUCTION_SOURCES,
+    )
+    instruction_formula: str | None = arg(
+        None,
+        "instruction_source machine: an LTLf formula over the environment's events, e.g. 'F(grasped & F lifted)', "
+        "whose next proposition is the instruction (default: the checkpoint's, else the task's machine)",
+    )
+    instruction_stages: str | None = arg(
+        None,
+        "instruction_source machine: stages of LIBERO's goals, see --rm_goal_stages (default: the checkpoint's, else "
+        "predicates)",
+        choices=("predicates", "manipulation"),
+    )
+    instruction_texts: tuple[str, ...] = arg(
+        (),
+        "instruction_source machine: instructions of propositions in place of the built-in ones; {task} stands for the "
+        "task's instruction (default: the checkpoint's)",
+        metavar="NAME=TEXT",
+    )
     env_python: str | None = arg(
         None,
         "Python interpreter of the environment workers; needs numpy and the simulator only (default: that of this "
@@ -127,6 +156,8 @@ class EnvConfig:
         settings of the observations are taken.
         """
         options: dict[str, Any] = {}
+        if self.instruction_source not in (None, recorded.get("instruction_source")):
+            recorded = {name: value for name, value in recorded.items() if name not in OF_MACHINE_INSTRUCTIONS}
         if self.task_names:
             recorded = {name: value for name, value in recorded.items() if name != "task_ids"}
         if self.task_suite_name not in (None, recorded.get("task_suite_name")):

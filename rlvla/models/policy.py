@@ -56,6 +56,7 @@ class PolicySpec:
             are executed; 0: `action_chunk_len`.
         cameras: N, images per observation; None: any number.
         reads_images: whether it reads images.
+        reads_instruction: whether it reads the instruction.
         image_size: required side of the images in pixels; None: any size, they are resized.
         keeps_aspect_ratio: whether images may have any shape, because they are padded.
         proprio_dim: P, length of the proprio vector; 0: no proprio.
@@ -84,6 +85,7 @@ class PolicySpec:
     training_chunk_len: int = 0
     cameras: int | None = None
     reads_images: bool = True
+    reads_instruction: bool = True
     image_size: int | None = None
     keeps_aspect_ratio: bool = False
     proprio_dim: int = 0

@@ -6,6 +6,7 @@ a potential of the machine's state: Ng, Harada and Russell, "Policy invariance u
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -131,6 +132,29 @@ class MachineGraph:
         name, shown = self.states[target], sorted(set(events) & set(self.propositions))
         gain = self.distances[state] - self.distances[name]
         return Edge(name, " & ".join(shown) or "nothing", gain if math.isfinite(gain) else 0.0)
+
+    def next_propositions(self, state: str) -> tuple[str, ...]:
+        """The fewest propositions that, if only they hold, lead from `state` to the nearest state closer to the goal.
+
+        Of several such sets the first in the order of the guards; () if the goal is reached or unreachable, and where
+        only the absence of propositions leads on.
+        """
+        if self.distances[state] in (0, math.inf):
+            return ()
+        candidates = self.propositions
+        if self.automaton is None:
+            guards = [guard for guard, edge in self.edges[state] if self.distances[edge.target] < self.distances[state]]
+            candidates = tuple(dict.fromkeys(name for guard in guards for name in guard.propositions))
+        for size in range(len(candidates) + 1):
+            gains: dict[tuple[str, ...], float] = {}
+            for names in itertools.combinations(candidates, size):
+                edge = self.next_edge(state, frozenset(names))
+                gain = 0.0 if edge is None else self.distances[state] - self.distances[edge.target]
+                if gain > 0:
+                    gains[names] = gain
+            if gains:
+                return min(gains, key=lambda names: gains[names])
+        return ()
 
     @property
     def max_distance(self) -> float:

@@ -17,6 +17,7 @@ from rlvla.envs.workers.watchdog import WatchedPool
 from rlvla.experience import Sample
 from rlvla.models.policy import RolloutPolicy
 from rlvla.rewards import RewardPlan, StateInput
+from rlvla.rewards.instructions import InstructionSource
 from rlvla.rollout.config import RolloutConfig
 from rlvla.rollout.episode import EpisodeRequest, FinishedEpisode
 from rlvla.rollout.interventions import InterventionRule
@@ -35,6 +36,7 @@ class RolloutEngine:
         config: batching and retries.
         tasks: specs of the tasks to be played; by default they are looked up by suite when first needed.
         state_input: adds the state of a reward machine to the policy's observations; None disables it.
+        instructions: replaces the task's instruction at each decision; None disables it.
         keep_observed: samples keep the images as rendered even if the policy sees preprocessed ones; always on if a
             reward source needs the images of finished episodes.
         policy_proprio: leading numbers of the environment's proprio that policy and rewards observe; samples have all
@@ -55,13 +57,14 @@ class RolloutEngine:
         state_input: StateInput | None = None,
         keep_observed: bool = False,
         policy_proprio: int | None = None,
+        instructions: InstructionSource | None = None,
     ):
         self._pool = pool if isinstance(pool, WatchedPool) else WatchedPool(pool)
         self._env_kwargs = env_kwargs
         self.rewards = rewards if isinstance(rewards, RewardPlan) else RewardPlan(rewards)
         self._success_only = RewardPlan({"success": 1.0}, success=self.rewards.success)
         self._config = config or RolloutConfig()
-        self._state_input, self.keep_observed = state_input, keep_observed
+        self._state_input, self._instructions, self.keep_observed = state_input, instructions, keep_observed
         self._policy_proprio = policy_proprio
         self._tasks = {(task.suite, task.task_id): task for task in tasks}
         self.stats, self._was_cancelled = RolloutStats(), False
@@ -119,6 +122,7 @@ class RolloutEngine:
             config=self._config,
             policy=policy,
             state_input=self._state_input,
+            instructions=self._instructions,
             keep_observed=self.keep_observed and not (success_only or greedy),
             policy_proprio=self._policy_proprio,
             interventions=interventions,

@@ -15,6 +15,7 @@ from rlvla.envs.base import ChunkResult, Observation, TaskSpec
 from rlvla.experience import Sample
 from rlvla.models.policy import RolloutPolicy
 from rlvla.rewards import EpisodeRewards, EpisodeStart, PaidRewards, RewardPlan, StateInput
+from rlvla.rewards.instructions import InstructionSource
 from rlvla.rollout.interventions import InterventionRule
 from rlvla.utils.seeding import derive_rng
 
@@ -97,6 +98,7 @@ class Episode:
         rewards: the reward plan.
         policy: preprocesses observations.
         state_input: adds the state of a reward machine to observations; None disables it.
+        instructions: replaces the task's instruction at each decision; None disables it.
         keep_observed: keep the images as rendered even if the policy sees preprocessed ones; always on if a reward
             source needs the images of finished episodes.
         policy_proprio: see `RolloutEngine`.
@@ -110,6 +112,7 @@ class Episode:
         rewards: RewardPlan,
         policy: RolloutPolicy,
         state_input: StateInput | None = None,
+        instructions: InstructionSource | None = None,
         *,
         keep_observed: bool = False,
         policy_proprio: int | None = None,
@@ -121,6 +124,7 @@ class Episode:
         self._task, self._plan = task, rewards
         self._rewards: EpisodeRewards | None = None
         self._state = None if state_input is None else state_input.begin(task)
+        self._sub_instructions = None if instructions is None else instructions.begin(task)
         self._success = None if rewards.success is None else rewards.success.begin(task)
         self._queries: list[Future[Any]] = []  # of judges, about the pending chunk
         self._pending_chunk: ChunkResult | None = None
@@ -185,6 +189,8 @@ class Episode:
         """Preprocess an observation and store it."""
         if self._other_instruction is not None:
             observation = replace(observation, instruction=self._other_instruction)
+        elif self._sub_instructions is not None:
+            observation = self._sub_instructions.observe(observation)
         if self._state is not None:
             observation = self._state.observe(observation)
         rendered = np.full_like(observation.images, _GRAY) if self.request.blind else observation.images
@@ -255,8 +261,8 @@ class Episode:
                 for step in range(result.steps_executed)
             ]
         self._last = result
-        if self._state is not None:
-            self._state.follow(result)
+        for follower in filter(None, (self._state, self._sub_instructions)):
+            follower.follow(result)
         self._store(result.observation)
         # A reward source may end an episode at the end of a chunk. Failure takes precedence over truncation: the value
         # after it is 0 even if the step limit is reached in the same chunk.
@@ -350,7 +356,9 @@ class Episode:
             unanswered=0 if success is None else success.unanswered,
             frames=np.concatenate(self._frames) if self._frames else None,
             step_events=self._step_events or None,
-            prompted_instructions=None if self._state is None else [o.instruction for o in self._observations],
+            prompted_instructions=[o.instruction for o in self._observations]
+            if self._state or self._sub_instructions
+            else None,
             state_width=0 if self._state is None else self._state.width,
             images_flipped_vertically=self._task.images_flipped_vertically,
             versions=torch.tensor(self._versions) if self._versions else None,

@@ -20,6 +20,7 @@ from rlvla.envs.workers.watchdog import WatchedPool
 from rlvla.experience import Sample
 from rlvla.models.policy import RolloutPolicy
 from rlvla.rewards import RewardPlan, StateInput
+from rlvla.rewards.instructions import InstructionSource
 from rlvla.rollout.config import RolloutConfig
 from rlvla.rollout.episode import Episode, EpisodeRequest, FinishedEpisode, Phase, stacked_proprio
 from rlvla.rollout.interventions import InterventionRule
@@ -147,6 +148,7 @@ class RolloutSession:
         config: RolloutConfig,
         policy: RolloutPolicy,
         state_input: StateInput | None = None,
+        instructions: InstructionSource | None = None,
         keep_observed: bool = False,
         policy_proprio: int | None = None,
         interventions: InterventionRule | None = None,
@@ -157,7 +159,8 @@ class RolloutSession:
     ):
         self._pool, self._requests, self._tasks = pool, requests, tasks
         self._env_kwargs, self._plan = env_kwargs, plan
-        self._config, self._policy, self._state_input = config, policy, state_input
+        self._config, self._policy = config, policy
+        self._state_input, self._instructions = state_input, instructions
         self._keep_observed, self._temperature, self._greedy = keep_observed, temperature, greedy
         self._policy_proprio, self._interventions = policy_proprio, interventions
         self._on_episode, self._cancelled = on_episode, cancelled
@@ -228,6 +231,7 @@ class RolloutSession:
                 self._plan,
                 self._policy,
                 self._state_input,
+                self._instructions,
                 keep_observed=self._keep_observed,
                 policy_proprio=self._policy_proprio,
                 interventions=self._interventions,

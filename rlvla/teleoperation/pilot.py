@@ -10,6 +10,7 @@ import numpy as np
 from rlvla.envs.base import ChunkResult, Observation, TaskSpec
 from rlvla.models.policy import RolloutPolicy, decide
 from rlvla.rewards import StateInput
+from rlvla.rewards.instructions import EpisodeInstructions, InstructionSource
 from rlvla.rewards.state_input import EpisodeState
 from rlvla.utils.errors import RunEnded
 from rlvla.utils.seeding import derive_rng
@@ -24,10 +25,19 @@ class Pilot:
         policy: decides.
         temperature: sampling temperature; None: greedy.
         state_input: adds the state of a reward machine to the observations; None: nothing.
+        instructions: replaces the task's instruction at each decision; None: nothing.
     """
 
-    def __init__(self, policy: RolloutPolicy, temperature: float | None = None, state_input: StateInput | None = None):
-        self._policy, self._temperature, self._state_input = policy, temperature, state_input
+    def __init__(
+        self,
+        policy: RolloutPolicy,
+        temperature: float | None = None,
+        state_input: StateInput | None = None,
+        instructions: InstructionSource | None = None,
+    ):
+        self._policy, self._temperature = policy, temperature
+        self._state_input, self._instructions = state_input, instructions
+        self._sub_instructions: EpisodeInstructions | None = None
         self._actions: deque[np.ndarray] = deque()
         self._rng = derive_rng(0, "sampling")
         self._state: EpisodeState | None = None
@@ -38,6 +48,7 @@ class Pilot:
         self._actions.clear()
         self._rng, self._limit = derive_rng(seed, "sampling"), task.action_limit
         self._state = None if self._state_input is None else self._state_input.begin(task)
+        self._sub_instructions = None if self._instructions is None else self._instructions.begin(task)
 
     @property
     def needs_decision(self) -> bool:
@@ -54,8 +65,8 @@ class Pilot:
         if spec.proprio_dim and observation.proprio is not None:  # privileged state may follow
             proprio = observation.proprio[: spec.proprio_dim - (self._state.width if self._state else 0)]
         observation = replace(observation, proprio=proprio)
-        if self._state is not None:
-            observation = self._state.observe(observation)
+        for shown in filter(None, (self._sub_instructions, self._state)):
+            observation = shown.observe(observation)
         decision = decide(
             self._policy,
             [observation.images],
@@ -78,5 +89,5 @@ class Pilot:
 
     def follow(self, result: ChunkResult) -> None:
         """Process an executed step, of the policy or the person."""
-        if self._state is not None:
-            self._state.follow(result)
+        for follower in filter(None, (self._sub_instructions, self._state)):
+            follower.follow(result)

@@ -35,7 +35,7 @@ def write_v2(folder: Path, demos: Demonstrations, fps: float) -> None:
         where = {"episode_chunk": 0, "episode_index": index}
         data = folder / PATHS["data_path"].format(**where)
         data.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(_table(rows, index, done, tasks.index(demos.instructions[index]), fps), data)
+        pq.write_table(_table(rows, index, done, tasks, fps), data)
         done += len(rows.actions)
         for column, camera in enumerate(cameras):
             video = folder / PATHS["video_path"].format(video_key=IMAGE_PREFIX + camera, **where)

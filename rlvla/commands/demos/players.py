@@ -21,7 +21,7 @@ from rlvla.checkpoints.policy_folder import recorded_environment
 from rlvla.commands.demos.config import CollectConfig
 from rlvla.commands.demos.record import Attempt, Player, complete_episodes, planned_episodes, replay_actions
 from rlvla.commands.run_policies import policy_folder
-from rlvla.commands.setup import CheckedRun, check_run
+from rlvla.commands.setup import CheckedRun, check_run, instructions_of
 from rlvla.commands.teleoperate import checked_bindings, serve_page
 from rlvla.data.demonstrations import POLICY
 from rlvla.data.robomimic import INTERVENTIONS
@@ -115,6 +115,7 @@ def checked_player(
                 player = InterventionPlayer(player.env, config, split, player.setting, errors)
         tasks = player.env.tasks()
         problems += config.problems(tasks) + split.problems(tasks, 1) + player.problems()
+        problems += instructions_of(player.env, tasks)[1]
         problems += heldout_problems(split.heldout_tasks, player.env, tasks)
     except ConfigError as error:
         problems += error.problems
@@ -235,6 +236,7 @@ class PolicyPlayer(Player):
             RolloutConfig(deterministic_rollout=True, max_dropped_fraction=1.0),
             setting.tasks,
             setting.state_input,
+            instructions=setting.instructions,
         )
         temperature = config.temperature or 1.0
         samples = engine.run(
@@ -516,6 +518,6 @@ class PagePlayer(PolicyPlayer):
             split=self.split,
             workers=workers,
             custom_modules=custom_modules,
-            pilot=Pilot(self._policy, config.temperature, self.setting.state_input),
+            pilot=Pilot(self._policy, config.temperature, self.setting.state_input, self.setting.instructions),
             keep_failures=config.keep == "all",
         )

@@ -14,10 +14,10 @@ from typing import ClassVar
 import numpy as np
 
 from rlvla.commands.demos.config import CollectConfig
-from rlvla.commands.setup import start_workers
+from rlvla.commands.setup import instructions_of, start_workers
 from rlvla.data.demonstrations import PLAYER
 from rlvla.data.robomimic import DemonstrationWriter
-from rlvla.envs.base import TaskSpec
+from rlvla.envs.base import Observation, TaskSpec
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.experts import ExpertConfig
 from rlvla.envs.experts.episode import ExpertEpisode
@@ -27,6 +27,7 @@ from rlvla.envs.workers.messages import EnvSpec, PlayActions, RunExpert
 from rlvla.envs.workers.pool import EnvWorkerError
 from rlvla.envs.workers.watchdog import WatchedPool
 from rlvla.experience import Sample
+from rlvla.rewards.instructions import InstructionSource
 from rlvla.utils.bars import progress_bar
 from rlvla.utils.errors import ConfigError, Problem
 from rlvla.utils.seeding import derive_rng, derive_seed
@@ -175,7 +176,23 @@ def demonstration_writer(path: Path, env: EnvConfig, tasks: Sequence[TaskSpec], 
         "task_ids": [task.task_id for task in tasks],
         PLAYER: player,
     }
-    return DemonstrationWriter(path, record, env.camera_names, tasks[0].gripper_dims)
+    source, _ = instructions_of(env, tasks)
+    by_id = {task.task_id: task for task in tasks}
+
+    def label(episode: ExpertEpisode, task_id: int) -> list[str] | None:
+        return None if source is None else step_instructions(source, by_id[task_id], episode)
+
+    return DemonstrationWriter(path, record, env.camera_names, tasks[0].gripper_dims, label=label)
+
+
+def step_instructions(source: InstructionSource, task: TaskSpec, episode: ExpertEpisode) -> list[str]:
+    """The instruction of each step of an episode, as if each were a decision."""
+    instructions, texts = source.begin(task), []
+    for step, success in enumerate(episode["successes"]):
+        proprio = None if episode["proprio"] is None else episode["proprio"][step]
+        texts.append(instructions.decide(Observation(episode["images"][step], proprio, episode["instruction"])))
+        instructions.step(frozenset(episode["events"][step] if episode["events"] else ()), bool(success))
+    return texts
 
 
 def _record_task(

@@ -14,12 +14,12 @@ from rlvla.commands.off_policy.flags import SACRun
 from rlvla.commands.off_policy.learner_checks import learner_problems
 from rlvla.commands.ppo_checks import early_stopping_problems, sampler_problems
 from rlvla.commands.runs.checks import changed_flags, dump_problems, flag_problems, length_problems, rank_problems
-from rlvla.commands.setup import CheckedRun, state_input_of, success_problems
+from rlvla.commands.setup import CheckedRun, instructions_of, state_input_of, success_problems
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.options import options_like
 from rlvla.data.reading import check_options, read_demonstrations
 from rlvla.envs.base import TaskSpec
-from rlvla.envs.config import EnvConfig, heldout_problems, resolve_env
+from rlvla.envs.config import TASK, EnvConfig, heldout_problems, resolve_env
 from rlvla.envs.registry import get_suite
 from rlvla.models.soft_actor.config import CriticView, SoftActorConfig
 from rlvla.models.soft_actor.family import SoftActorCheckpoint
@@ -116,6 +116,8 @@ def _check_environment(flags: SACRun) -> tuple[CheckedSAC | None, list[Problem]]
         return None, [_no_state(p, shown.suite, sac) if unasked else p for p in error.problems]
     problems += _task_problems(flags, shown, shown_tasks) + _view_problems(flags, env, privileged)
     problems += success_problems(flags.env, env, flags.success.success_source)
+    instructions, more = instructions_of(env, tasks)
+    problems += more
     problems += sampler_problems(flags.batch, tasks, flags.split, flags.run.seed)
     try:
         asked = StateInput.from_config(flags.rewards, tasks)
@@ -142,7 +144,7 @@ def _check_environment(flags: SACRun) -> tuple[CheckedSAC | None, list[Problem]]
         return None, more
     source = flags.success.success_source
     resolved = replace(resolved, tasks=shown_tasks)
-    return CheckedSAC(CheckedRun(resolved, checkpoint, {}, state_input, source, privileged), demos), []
+    return CheckedSAC(CheckedRun(resolved, checkpoint, {}, state_input, source, instructions, privileged), demos), []
 
 
 def _seen_by_policy(flags: SACRun, shown: EnvConfig) -> tuple[EnvConfig, dict[str, Any]]:
@@ -184,6 +186,7 @@ def _sizes(flags: SACRun, env: EnvConfig, tasks: Sequence[TaskSpec], proprio_dim
     sac = flags.sac
     assert sac.action_chunk_len is not None  # see `SACRun.completed`
     varies = len(tasks) > 1 or any("{" in task.instruction for task in tasks)
+    varies |= flags.rewards.rm_state_input == "prompt" or env.instruction_source not in (None, TASK)
     task, cameras = tasks[0], len(env.camera_names) if sac.read_images else 0
     return SoftActorConfig(
         action_dim=task.action_dim,
@@ -192,7 +195,7 @@ def _sizes(flags: SACRun, env: EnvConfig, tasks: Sequence[TaskSpec], proprio_dim
         num_images_in_input=cameras,
         image_size=(env.image_size or get_suite(env.suite).default_image_size or 0) if cameras else 0,
         hidden_sizes=sac.hidden_sizes,
-        text_width=_TEXT_WIDTH if varies or flags.rewards.rm_state_input == "prompt" else 0,
+        text_width=_TEXT_WIDTH if varies else 0,
         primitives=tuple(name for name, _ in task.primitives),
         primitive_sizes=tuple(size for _, size in task.primitives),
         goals=states if flags.replay.her_ratio else 0,

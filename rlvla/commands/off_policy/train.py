@@ -59,6 +59,7 @@ def run_sac(flags: SACRun) -> Trainer | None:
             flags.rollout,
             tasks=setting.tasks,
             state_input=setting.state_input,
+            instructions=setting.instructions,
         )
         machines = plan.sources.get(MACHINE)
         assert machines is None or isinstance(machines, MachineSource)

@@ -31,6 +31,7 @@ class ExpertEpisode(TypedDict):
     terminated: bool
     truncated: bool
     instruction: str
+    events: list[list[str]]  # propositions that hold after each action, sorted; [] if the environment has none
     init_state_id: int
     seed: int
 
@@ -151,6 +152,7 @@ class EpisodeRecorder:
             terminated=last.terminated,
             truncated=last.truncated,
             instruction=observations[0].instruction,
+            events=[sorted(names) for result in self._results for names in result.events],
             init_state_id=init_state_id,
             seed=seed,
         )

@@ -120,12 +120,23 @@ def proposition_of(predicate: Sequence[str]) -> str:
     return "_".join(predicate)
 
 
+def in_order(goal: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:
+    """Predicates in an order in which they can be brought about: open, place from the bottom up, close."""
+    rank = {"turnon": 0, "turnoff": 0, "open": 0, "on": 1, "in": 1, "close": 2}
+    support = {p[1]: p[2] for p in goal if len(p) == 3}
+
+    def depth(name: str) -> int:
+        return 0 if name not in support else 1 + depth(support[name])
+
+    return tuple(sorted(goal, key=lambda p: (rank.get(p[0], 1), depth(p[1]) if len(p) == 3 else 0)))
+
+
 @dataclass(frozen=True)
 class TaskFacts:
     """Goal of a task, from which its propositions follow.
 
     Attributes:
-        goal: predicates of the goal, each with its arguments.
+        goal: predicates of the goal, each with its arguments, see `in_order`.
         moved: objects to be moved.
         operated: fixtures to be opened, closed or switched.
     """
@@ -137,7 +148,7 @@ class TaskFacts:
     @classmethod
     def of(cls, bddl: str) -> TaskFacts:
         """Read a BDDL definition."""
-        goal = tuple(dict.fromkeys(install.goal_of(bddl)))
+        goal = in_order(tuple(dict.fromkeys(install.goal_of(bddl))))
         objects, fixtures = set(install.names_in(bddl, "objects")), install.names_in(bddl, "fixtures")
         subjects = list(dict.fromkeys(predicate[1] for predicate in goal))
         moved = tuple(name for name in subjects if name in objects)

@@ -166,7 +166,7 @@ class LiberoExpert:
             )
         self.config = config
         definition = install.bddl_file(task.suite, task.name).read_text(encoding="utf-8")
-        self.goal = in_order(TaskFacts.of(definition).goal)
+        self.goal = TaskFacts.of(definition).goal
         self.reset(np.random.default_rng(0))
 
     def reset(self, rng: np.random.Generator) -> None:
@@ -580,17 +580,6 @@ def about_x(angle: float) -> np.ndarray:
     """Rotation [3, 3] of a hand about the axis of its fingers, which takes its pointing direction to its y axis."""
     c, s = math.cos(angle), math.sin(angle)
     return np.array([[1.0, 0.0, 0.0], [0.0, c, s], [0.0, -s, c]])
-
-
-def in_order(goal: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:
-    """Predicates in an order in which they can be brought about: open, place from the bottom up, close."""
-    rank = {"turnon": 0, "turnoff": 0, "open": 0, "on": 1, "in": 1, "close": 2}
-    support = {p[1]: p[2] for p in goal if len(p) == 3}
-
-    def depth(name: str) -> int:
-        return 0 if name not in support else 1 + depth(support[name])
-
-    return tuple(sorted(goal, key=lambda p: (rank.get(p[0], 1), depth(p[1]) if len(p) == 3 else 0)))
 
 
 def pointing_up(yaw: float) -> np.ndarray:

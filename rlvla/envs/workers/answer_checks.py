@@ -166,6 +166,10 @@ class AnswerChecker:
         elif value["proprio"] is not None:
             yield "proprio was not requested and must be None"
         yield from self._instruction(value["instruction"])
+        events = value["events"]
+        if isinstance(events, list) and all(isinstance(names, list) for names in events):
+            events = [frozenset(map(str, names)) for names in events]
+        yield from self._events(events, steps)
         if (value["init_state_id"], value["seed"]) != (init_state_id, seed):
             yield "an episode from another initial state or seed"
 

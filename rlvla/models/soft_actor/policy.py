@@ -39,6 +39,7 @@ def soft_actor_spec(config: SoftActorConfig) -> PolicySpec:
         cameras=config.num_images_in_input or None,
         reads_images=bool(config.num_images_in_input),
         image_size=config.image_size or None,
+        reads_instruction=bool(config.text_width),
         proprio_dim=config.proprio_dim,
         missing=_MISSING,
     )

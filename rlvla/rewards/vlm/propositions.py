@@ -71,15 +71,20 @@ def sentence_of(proposition: str) -> str:
     """The sentence of a proposition; unknown ones are spelled out from their name."""
     if proposition in _SENTENCES:
         return _SENTENCES[proposition]
-    predicate, _, things = proposition.partition("_")
-    if predicate in _STAGES and things:
-        return _STAGES[predicate].format(_spoken(things))
-    if predicate in _PREDICATES and things:
-        two = _TWO_THINGS.match(things) if predicate in ("on", "in") else None
-        first, second = two.groups() if two else (things, "")
-        place = f" the {_spoken(second)}" if second else ""
-        return f"The {_spoken(first)} {_PREDICATES[predicate]}{place}."
+    predicate, objects = predicate_of(proposition)
+    if predicate in _STAGES and objects:
+        return _STAGES[predicate].format(*objects)
+    if predicate in _PREDICATES and objects:
+        place = f" the {objects[1]}" if len(objects) > 1 else ""
+        return f"The {objects[0]} {_PREDICATES[predicate]}{place}."
     return f"This is the case: {proposition.replace('_', ' ')}."
+
+
+def predicate_of(proposition: str) -> tuple[str, list[str]]:
+    """`on_black_bowl_1_plate_1` -> ("on", ["black bowl", "plate"])."""
+    predicate, _, names = proposition.partition("_")
+    two = _TWO_THINGS.match(names) if predicate in ("on", "in") else None
+    return predicate, [_spoken(name) for name in (two.groups() if two else (names,)) if name]
 
 
 def _spoken(name: str) -> str:
@@ -87,7 +92,7 @@ def _spoken(name: str) -> str:
     return " ".join(part for part in name.split("_") if not part.isdigit())
 
 
-def parse_sentences(entries: Sequence[str]) -> dict[str, str]:
+def parse_sentences(entries: Sequence[str], flag: str = "rm_sentences") -> dict[str, str]:
     """`["near=The marker is close."]` -> `{"near": "The marker is close."}`.
 
     Raises:
@@ -99,10 +104,10 @@ def parse_sentences(entries: Sequence[str]) -> dict[str, str]:
         name, _, sentence = entry.partition("=")
         name, sentence = name.strip(), sentence.strip()
         if not name.isidentifier() or not sentence:
-            text = f"--rm_sentences {entry!r}: write NAME=SENTENCE, e.g. 'grasped=The gripper holds the cube.'"
-            problems.append(Problem("rm_sentences", "out_of_range", text))
+            text = f"--{flag} {entry!r}: write NAME=SENTENCE, e.g. 'grasped=The gripper holds the cube.'"
+            problems.append(Problem(flag, "out_of_range", text))
         elif name in sentences:
-            problems.append(Problem("rm_sentences", "duplicate", f"--rm_sentences: '{name}' is given twice"))
+            problems.append(Problem(flag, "duplicate", f"--{flag}: '{name}' is given twice"))
         sentences[name] = sentence
     if problems:
         raise ConfigError(problems)

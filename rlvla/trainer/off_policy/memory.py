@@ -240,7 +240,8 @@ class Memory:
     ) -> np.ndarray:
         """Observations of one demonstration at its decisions and at step `end`; those after a success are not read."""
         if name == "sentence":
-            return self.sentence_ids([demos.instructions[index]] * (len(starts) + 1))
+            texts = demos.row_instructions(index)
+            return self.sentence_ids([texts[step] for step in (*starts, min(end, len(texts) - 1))])
         lists = {"proprio": (demos.proprio, demos.last_proprio), "images": (demos.images, demos.last_images)}
         during, after = lists[name]
         assert during is not None

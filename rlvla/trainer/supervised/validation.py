@@ -399,8 +399,9 @@ def row_baselines(
     neighbor: tuple[float, ...] = ()
     if demos.proprio is not None:
         states = np.concatenate(demos.proprio).astype(np.float64)
-        ids = {text: number for number, text in enumerate(dict.fromkeys(demos.instructions))}
-        kinds = np.array([ids[text] for text in demos.instructions])[rows.episodes]
+        texts = [text for episode in range(len(demos.actions)) for text in demos.row_instructions(episode)]
+        ids = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+        kinds = np.array([ids[text] for text in texts])
         nearest = nearest_rows(
             states[references],
             states[queries],

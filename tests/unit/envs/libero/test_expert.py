@@ -11,7 +11,8 @@ import pytest
 from rlvla.envs.base import Env
 from rlvla.envs.experts import ExpertConfig, make_expert
 from rlvla.envs.experts.episode import ExpertEpisode, play_expert_episode
-from rlvla.envs.libero.expert import LiberoExpert, in_order
+from rlvla.envs.libero.env import in_order
+from rlvla.envs.libero.expert import LiberoExpert
 from rlvla.envs.libero.grasps import (
     HALF_OPENING,
     MOST_TILT,
