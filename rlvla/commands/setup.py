@@ -309,9 +309,12 @@ def first_observations(pool: WatchedPool, setting: CheckedRun) -> list[Observati
     )
     if setting.policy_proprio is not None:
         observations = [observation.for_policy(setting.policy_proprio) for observation in observations]
-    for source in filter(None, (setting.instructions, setting.state_input)):
-        start = source.begin(task)
-        observations = [start.observe(observation) for observation in observations]
+    if setting.instructions is not None:
+        instructions = setting.instructions.begin(task)
+        observations = [instructions.observe(observation) for observation in observations]
+    if setting.state_input is not None:
+        state = setting.state_input.begin(task)
+        observations = [state.observe(observation) for observation in observations]
     return observations
 
 

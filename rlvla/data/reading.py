@@ -343,11 +343,11 @@ def disagreements(paths: Sequence[str], datasets: Sequence[Demonstrations], same
 
 def _differences(first: Demonstrations, other: Demonstrations, same: Sequence[str]) -> list[tuple[str, Any, Any]]:
     suites = [str(demos.env_args.get(SUITE)) for demos in (first, other)]
-    sources = [demos.env_args.get("instruction_source") or TASK for demos in (first, other)]
+    source, other_source = (demos.env_args.get("instruction_source") or TASK for demos in (first, other))
     # A dataset made elsewhere is named after its folder, which is no suite.
     same = [name for name in same if name != SUITE or any(map(is_known, suites))]
     pairs = [(name, first.env_args.get(name), other.env_args.get(name)) for name in same]
-    pairs.append(("instruction_source (--instruction_source task makes them equal)", *sources))
+    pairs.append(("instruction_source (--instruction_source task makes them equal)", source, other_source))
     pairs.append(("having proprio", first.proprio is not None, other.proprio is not None))
     if first.proprio and other.proprio:
         pairs.append(("the number of proprio values", first.proprio[0].shape[1], other.proprio[0].shape[1]))

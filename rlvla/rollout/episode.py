@@ -261,8 +261,10 @@ class Episode:
                 for step in range(result.steps_executed)
             ]
         self._last = result
-        for follower in filter(None, (self._state, self._sub_instructions)):
-            follower.follow(result)
+        if self._state is not None:
+            self._state.follow(result)
+        if self._sub_instructions is not None:
+            self._sub_instructions.follow(result)
         self._store(result.observation)
         # A reward source may end an episode at the end of a chunk. Failure takes precedence over truncation: the value
         # after it is 0 even if the step limit is reached in the same chunk.

@@ -65,8 +65,10 @@ class Pilot:
         if spec.proprio_dim and observation.proprio is not None:  # privileged state may follow
             proprio = observation.proprio[: spec.proprio_dim - (self._state.width if self._state else 0)]
         observation = replace(observation, proprio=proprio)
-        for shown in filter(None, (self._sub_instructions, self._state)):
-            observation = shown.observe(observation)
+        if self._sub_instructions is not None:
+            observation = self._sub_instructions.observe(observation)
+        if self._state is not None:
+            observation = self._state.observe(observation)
         decision = decide(
             self._policy,
             [observation.images],
@@ -89,5 +91,7 @@ class Pilot:
 
     def follow(self, result: ChunkResult) -> None:
         """Process an executed step, of the policy or the person."""
-        for follower in filter(None, (self._sub_instructions, self._state)):
-            follower.follow(result)
+        if self._sub_instructions is not None:
+            self._sub_instructions.follow(result)
+        if self._state is not None:
+            self._state.follow(result)
