@@ -132,8 +132,8 @@ class EnvConfig:
     )
     instruction_texts: tuple[str, ...] = arg(
         (),
-        "instruction_source machine: instructions of propositions in place of the built-in ones; {task} stands for the "
-        "task's instruction (default: the checkpoint's)",
+        "instruction_source machine: texts of propositions; {task} stands for the task's instruction (default: the "
+        "checkpoint's, else built-in ones)",
         metavar="NAME=TEXT",
     )
     env_python: str | None = arg(
