@@ -21,7 +21,7 @@ begin(__name__)
 
 from rlvla.commands.check_env import CheckConfig, run_check
 from rlvla.commands.custom_modules import CustomConfig, modules_with_suites, parse_command_line
-from rlvla.envs.config import EnvConfig, without_checkpoint
+from rlvla.envs.config import INSTRUCTION_FLAGS, EnvConfig, without_checkpoint
 from rlvla.envs.suite_flags import add_suite_flags
 from rlvla.envs.workers.config import WorkerConfig
 from rlvla.envs.workers.pool import EnvWorkerError
@@ -35,7 +35,7 @@ def build_parser() -> Parser:
     """The command line."""
     parser = Parser(__doc__ or "")
     add_positional(parser, "task_suite_name", "SUITE", "the suite, e.g. robosuite", several=False)
-    add_arguments(parser, EnvConfig, "environment", reword=without_checkpoint)
+    add_arguments(parser, EnvConfig, "environment", without=INSTRUCTION_FLAGS, reword=without_checkpoint)
     add_arguments(parser, CheckConfig, "check")
     add_arguments(parser, WorkerConfig, "environment workers")
     add_arguments(parser, CustomConfig, "own code")
@@ -47,9 +47,8 @@ def build_parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point; exits with status 1 if a task does not work."""
     namespace = parse_command_line(build_parser, argv)
-    kinds = (EnvConfig, CheckConfig, WorkerConfig, CustomConfig)
-    env, config, workers, custom = (from_namespace(kind, namespace) for kind in kinds)
-    env = env.with_suite_flags(namespace)
+    config, workers, custom = (from_namespace(kind, namespace) for kind in (CheckConfig, WorkerConfig, CustomConfig))
+    env = from_namespace(EnvConfig, namespace, INSTRUCTION_FLAGS).with_suite_flags(namespace)
     try:
         checks = run_check(env, config, workers, modules_with_suites(custom))
     except EnvWorkerError as error:

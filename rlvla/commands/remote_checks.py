@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlvla.checkpoints.policy_folder import MACHINE_STATE, learned_states
-from rlvla.commands.setup import CheckedRun, success_problems
+from rlvla.commands.setup import CheckedRun, instructions_of, success_problems
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.config import EnvConfig, SplitConfig, resolve_env
 from rlvla.envs.records import checked_record
@@ -64,6 +64,8 @@ def check_remote(
         if metadata.get("temperature") is not None:
             text = f"--remote {remote.remote}: the server samples its actions; start it without --temperature"
             problems.append(Problem("remote", "mismatch", text))
+        instructions, more = instructions_of(resolved.config, resolved.tasks)
+        problems += more
         if problems or resolved is None:
             return None, problems
         env, tasks = resolved.config, resolved.tasks
@@ -81,9 +83,8 @@ def check_remote(
         return None, [Problem("action_chunk_len", "mismatch", text)]
     length = policy.action_chunk_len or length
     spec = replace(spec, action_chunk_len=length, columns=length, proprio_limit=float("inf"))
-    return CheckedRun(
-        resolved, RemoteCheckpoint(spec, remote, cameras, keys, metadata), {}, None, success.success_source
-    ), []
+    checkpoint = RemoteCheckpoint(spec, remote, cameras, keys, metadata)
+    return CheckedRun(resolved, checkpoint, {}, None, success.success_source, instructions), []
 
 
 def environment_of(metadata: Mapping[Any, Any], remote: RemoteConfig) -> dict[str, Any]:

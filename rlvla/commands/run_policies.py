@@ -204,7 +204,7 @@ def _export(run: Path, checkpoint: Path, output: Path, env_python: str | None) -
     flags = recorded_run(run)
     judged = flags.rewards, flags.success
     env = replace(flags.env, env_python=env_python)
-    setting, problems = check_run(flags.policy, env, flags.split, flags.schedule.eval_episodes, *judged)
+    setting, problems = check_run(flags.policy, env, flags.split, flags.schedule.eval_episodes, *judged, plays=False)
     if setting is None or problems:
         reason = f"the policy of {checkpoint} needs what the run started from: "
         raise ConfigError([p.prefixed(reason) for p in problems])

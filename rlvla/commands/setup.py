@@ -12,7 +12,16 @@ from typing import Any
 
 from rlvla.checkpoints.policy_folder import MACHINE_STATE, learned_states, recorded_environment
 from rlvla.envs.base import Observation, TaskSpec
-from rlvla.envs.config import MACHINE, OF_MACHINE_INSTRUCTIONS, TASK, EnvConfig, ResolvedEnv, SplitConfig, resolve_env
+from rlvla.envs.config import (
+    INSTRUCTION_SETTINGS,
+    MACHINE,
+    PLANNER,
+    TASK,
+    EnvConfig,
+    ResolvedEnv,
+    SplitConfig,
+    resolve_env,
+)
 from rlvla.envs.pictures import NATIVE
 from rlvla.envs.registry import get_suite, suite_names
 from rlvla.envs.workers.answer_checks import AnswerChecker
@@ -23,11 +32,13 @@ from rlvla.models.config import PolicyConfig
 from rlvla.models.families import Checkpoint, check_checkpoint, checkpoint_overrides, start_warnings
 from rlvla.models.policy import PolicySpec
 from rlvla.rewards import RewardConfig, StateInput, StateInputSettings, SuccessConfig
-from rlvla.rewards.instructions import InstructionSource, MachineInstructions
+from rlvla.rewards.instructions import InstructionSource, MachineInstructions, PlannerInstructions
 from rlvla.rewards.success_source import SIMULATOR
 from rlvla.rewards.vlm.propositions import parse_sentences
 from rlvla.utils.cli.flags import no_effect
 from rlvla.utils.errors import ConfigError, Problem, as_problems
+
+_PLANNER_INTERVAL = 10  # environment steps
 
 
 @dataclass(frozen=True)
@@ -107,6 +118,7 @@ class CheckedRun:
             watched: images are read by something other than the policy; if nothing reads them, there are no cameras.
         """
         options = self.played_env.env_kwargs()
+        watched = watched or self.env.instruction_source == PLANNER
         if not watched and not self.spec.reads_images and not self.resolved.needs_camera:
             options["cameras"] = ()
         return options
@@ -130,11 +142,14 @@ def check_run(
     rewards: RewardConfig | None = None,
     success: SuccessConfig | None = None,
     scores: str | None = None,
+    *,
+    plays: bool = True,
 ) -> tuple[CheckedRun | None, list[Problem]]:
     """Check checkpoint, environment and split against each other; returns the checked run, or None and all problems.
 
     `rewards` are those of a training run; an evaluation passes None and uses the checkpoint's record. `success` is by
-    default the simulator's. `scores` is what training reads, see `checkpoint_overrides`.
+    default the simulator's. `scores` is what training reads, see `checkpoint_overrides`. Without `plays`, no
+    episodes are played, and the source of instructions is not needed.
     """
     problems: list[str | Problem] = []
     source = SIMULATOR if success is None else success.success_source
@@ -176,7 +191,7 @@ def check_run(
     if checkpoint is not None and resolved is not None:
         env, tasks, spec = resolved.config, resolved.tasks, checkpoint.spec
         problems += _contradictions(policy, env, spec, tasks)
-        instructions, more = instructions_of(env, tasks)
+        instructions, more = instructions_of(env, tasks) if plays else (None, [])
         if instructions is not None and not spec.reads_instruction:
             text = (
                 f"--instruction_source {env.instruction_source}: the policy {folder} reads no instruction; leave it out"
@@ -192,17 +207,38 @@ def check_run(
 
 
 def instructions_of(env: EnvConfig, tasks: Sequence[TaskSpec]) -> tuple[InstructionSource | None, list[Problem]]:
-    """The source of the instructions of decisions (None: the task's instruction), and all problems with it."""
-    if env.instruction_source in (None, TASK):
-        why = f"it belongs to --instruction_source {MACHINE}"
-        given = {name: value for name in OF_MACHINE_INSTRUCTIONS if (value := getattr(env, name))}
-        return None, [no_effect(name, value, why) for name, value in given.items()]
+    """The result of `instruction_source`, and all problems with it."""
+    used = env.instruction_source or TASK
+    problems = [
+        no_effect(name, value, f"it belongs to --instruction_source {source}")
+        for source, names in INSTRUCTION_SETTINGS.items()
+        for name in names
+        if source != used and (value := getattr(env, name))
+    ]
     try:
-        texts = parse_sentences(env.instruction_texts, "instruction_texts")
-        source = MachineInstructions(env.instruction_formula, env.instruction_stages or "predicates", texts)
+        source = instruction_source(env)
     except ConfigError as error:
-        return None, error.problems
-    return source, source.problems(tasks)
+        return None, [*problems, *error.problems]
+    return source, problems + ([] if source is None else source.problems(tasks))
+
+
+def instruction_source(env: EnvConfig) -> InstructionSource | None:
+    """The source of the instructions of decisions; None: the task's instruction.
+
+    Raises:
+        ConfigError: its settings are missing or wrong.
+    """
+    if env.instruction_source == MACHINE:
+        texts = parse_sentences(env.instruction_texts, "instruction_texts")
+        return MachineInstructions(env.instruction_formula, env.instruction_stages or "predicates", texts)
+    if env.instruction_source != PLANNER:
+        return None
+    url, model = env.instruction_url, env.instruction_model
+    missing = [name for name in ("instruction_url", "instruction_model") if not getattr(env, name)]
+    problems = [Problem(n, "needs_flag", f"--instruction_source {PLANNER} needs --{n}") for n in missing]
+    if problems or url is None or model is None:
+        raise ConfigError(problems)
+    return PlannerInstructions(url, model, env.instruction_interval or _PLANNER_INTERVAL)
 
 
 def success_problems(given: EnvConfig, env: EnvConfig, source: str) -> list[Problem]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlvla.commands import sockets
 from rlvla.commands.demos.record import demonstration_writer, planned_episodes
-from rlvla.commands.setup import instructions_of, start_workers
+from rlvla.commands.setup import instruction_source, instructions_of, start_workers
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.config import EnvConfig, SplitConfig, heldout_problems
 from rlvla.envs.workers.config import WorkerConfig
@@ -69,7 +69,8 @@ def serve_page(
         closing(sockets.listen(HOST, config.port, f"--port {config.port}")) as listener,
         start_workers(1, env, tasks, custom_modules, workers) as pool,
     ):
-        writer = demonstration_writer(path, env, tasks, "person" if pilot is None else "corrected policy")
+        name = "person" if pilot is None else "corrected policy"
+        writer = demonstration_writer(path, env, tasks, name, instruction_source(env))
         planned = {task.task_id: planned_episodes(task, split, config.seed, player, _MOST_EPISODES) for task in tasks}
         session = Session(pool, env.env_kwargs(), tasks, planned, writer, pilot, keep_failures=keep_failures)
         controls = Controls(bindings, tasks[0], config.speed, config.gripper_start)

@@ -33,7 +33,7 @@ from rlvla.commands.new_models import (
 )
 from rlvla.commands.ppo_checks import untrainable
 from rlvla.commands.run_policies import policy_folder
-from rlvla.commands.setup import instructions_of, start_workers
+from rlvla.commands.setup import instruction_source, instructions_of, start_workers
 from rlvla.commands.supervised import supervised_header, supervised_problems
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_several
@@ -472,8 +472,8 @@ def _episodes(
 
     def start(modules: Sequence[str], stack: ExitStack) -> Playing:
         pool = stack.enter_context(start_workers(validation.num_envs, env, tasks, modules))
-        instructions, _ = instructions_of(env, tasks)
-        rollout = RolloutEngine(pool, env.env_kwargs(), {"success": 1.0}, tasks=tasks, instructions=instructions)
+        source = instruction_source(env)
+        rollout = RolloutEngine(pool, env.env_kwargs(), {"success": 1.0}, tasks=tasks, instructions=source)
         return Playing(rollout, tasks, states, validation.eval_episodes, validation.eval_samples, load)
 
     def load(folder: Path) -> Policy:

@@ -31,13 +31,19 @@ from rlvla.envs.workers.interpreter import (
 from rlvla.utils.cli.flags import arg
 from rlvla.utils.errors import ConfigError, Problem
 
-TASK, MACHINE = "task", "machine"
-INSTRUCTION_SOURCES = (TASK, MACHINE)
-OF_MACHINE_INSTRUCTIONS = ("instruction_formula", "instruction_stages", "instruction_texts")
+TASK, MACHINE, PLANNER = "task", "machine", "vlm"
+INSTRUCTION_SOURCES = (TASK, MACHINE, PLANNER)
+# Settings of each source.
+INSTRUCTION_SETTINGS = {
+    MACHINE: ("instruction_formula", "instruction_stages", "instruction_texts"),
+    PLANNER: ("instruction_url", "instruction_model", "instruction_interval"),
+}
+_OF_INSTRUCTIONS = tuple(name for names in INSTRUCTION_SETTINGS.values() for name in names)
+INSTRUCTION_FLAGS = ("instruction_source", *_OF_INSTRUCTIONS)
 # Suite-specific settings, not taken from the record of another suite.
 _OF_THE_SUITE = (
     *("task_ids", "max_steps", "success_hold_steps", "after_success"),
-    *("instruction_source", *OF_MACHINE_INSTRUCTIONS),
+    *INSTRUCTION_FLAGS,
 )
 
 
@@ -116,7 +122,7 @@ class EnvConfig:
     instruction_source: str | None = arg(
         None,
         "instruction at each decision: task: that of the task; machine: the next proposition of the task's reward "
-        "machine (default: the checkpoint's, else task)",
+        "machine; vlm: the answers of a planner (default: the checkpoint's, else task)",
         choices=INSTRUCTION_SOURCES,
     )
     instruction_formula: str | None = arg(
@@ -135,6 +141,23 @@ class EnvConfig:
         "instruction_source machine: texts of propositions; {task} stands for the task's instruction (default: the "
         "checkpoint's, else built-in ones)",
         metavar="NAME=TEXT",
+    )
+    instruction_url: str | None = arg(
+        None,
+        "instruction_source vlm: base URL of the planner's OpenAI-compatible server, e.g. http://127.0.0.1:8000/v1 "
+        "(default: none)",
+        metavar="URL",
+        recorded=False,
+    )
+    instruction_model: str | None = arg(
+        None, "instruction_source vlm: name of the model there (default: the checkpoint's, else none)"
+    )
+    instruction_interval: int | None = arg(
+        None,
+        "instruction_source vlm: environment steps between questions to the planner (default: the checkpoint's, else "
+        "10)",
+        minimum=1,
+        maximum=1_000_000,
     )
     env_python: str | None = arg(
         None,
@@ -157,7 +180,7 @@ class EnvConfig:
         """
         options: dict[str, Any] = {}
         if self.instruction_source not in (None, recorded.get("instruction_source")):
-            recorded = {name: value for name, value in recorded.items() if name not in OF_MACHINE_INSTRUCTIONS}
+            recorded = {name: value for name, value in recorded.items() if name not in _OF_INSTRUCTIONS}
         if self.task_names:
             recorded = {name: value for name, value in recorded.items() if name != "task_ids"}
         if self.task_suite_name not in (None, recorded.get("task_suite_name")):

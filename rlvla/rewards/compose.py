@@ -68,6 +68,7 @@ class RewardPlan:
         self.sources = {name: (sources or {}).get(name) or make_source(name, self.config) for name in weights}
         self.success = success
         self._servers = _shared_servers(self._all_sources)
+        self._others: list[Any] = []
         self._schedules: dict[str, WeightSchedule] = parse_schedules(self.config.reward_schedule, self._weights)
         self._fraction = 0.0
 
@@ -140,7 +141,11 @@ class RewardPlan:
 
     def _with(self, method: str) -> list[Any]:
         """The sources and servers that have an optional method."""
-        return [part for part in [*self._all_sources, *self._servers] if hasattr(part, method)]
+        return [part for part in [*self._all_sources, *self._servers, *self._others] if hasattr(part, method)]
+
+    def attach(self, part: Any) -> None:
+        """Include the metrics, the check and the end of another user of a server, see `RewardSource`."""
+        self._others.append(part)
 
     @property
     def names(self) -> list[str]:

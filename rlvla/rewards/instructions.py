@@ -1,22 +1,32 @@
-"""Sub-instructions: the instruction of each decision, by the next proposition of a reward machine.
+"""Sub-instructions: the instruction of each decision, from a reward machine or a planner.
 
-Ahn et al., "Do As I Can, Not As I Say", CoRL 2022, and Shi et al., "Hi Robot", ICML 2025, let a planner choose the
-text that a language-conditioned policy receives; here the machine of the task does.
+A reward machine gives the text of its next proposition. A vision-language model plans as in Ahn et al., "Do As I Can,
+Not As I Say", CoRL 2022, and Shi et al., "Hi Robot", ICML 2025.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from rlvla.rewards.base import EpisodeStart, StepInfo
 from rlvla.rewards.config import RewardConfig
 from rlvla.rewards.machine_source import MachineReward, MachineSource
+from rlvla.rewards.remote import url_problem
 from rlvla.rewards.reward_machine import SUCCESS_EVENT
+from rlvla.rewards.vlm.client import FailedAnswer, VLMClient, VLMResult
+from rlvla.rewards.vlm.config import VLMServerConfig
 from rlvla.rewards.vlm.propositions import predicate_of
-from rlvla.utils.errors import ConfigError, Problem
+from rlvla.rewards.vlm.questions import INSTRUCTION
+from rlvla.rewards.vlm.scorers import Scorer
+from rlvla.rewards.vlm.server import prompt_fields
+from rlvla.rewards.vlm.server_check import server_problem
+from rlvla.utils.errors import ConfigError, Problem, TrainingHalted
+from rlvla.utils.terminal import log
+from rlvla.utils.video import upright
 
 if TYPE_CHECKING:
     from rlvla.envs.base import ChunkResult, Observation, TaskSpec
@@ -63,6 +73,7 @@ _PREDICATES = {
     "lifted": "lift the {}",
     "touched": "touch the {}",
 }
+_MAX_TOKENS = 256  # of a planner's answer
 _REGION = " contain region"  # of a container, e.g. basket_1_contain_region
 
 
@@ -103,8 +114,8 @@ class InstructionSource(Protocol):
         """Tasks for which it cannot work."""
         ...
 
-    def begin(self, task: TaskSpec) -> EpisodeInstructions:
-        """Start an episode."""
+    def begin(self, task: TaskSpec, *, wait: bool = False) -> EpisodeInstructions:
+        """Start an episode; `wait` for the answer to each question, as for recorded episodes."""
         ...
 
 
@@ -147,7 +158,7 @@ class MachineInstructions:
             problems.append(Problem("instruction_texts", "unknown_name", text))
         return list(dict.fromkeys(problems))
 
-    def begin(self, task: TaskSpec) -> EpisodeInstructions:
+    def begin(self, task: TaskSpec, *, wait: bool = False) -> EpisodeInstructions:
         """The instructions of an episode, with the machine in its initial state."""
         return _MachineEpisode(self._machines.create(task, EpisodeStart()), self._texts)
 
@@ -173,3 +184,85 @@ class _MachineEpisode(EpisodeInstructions):
         """See `EpisodeInstructions`."""
         self._events = events
         self._reward.step(None, events, StepInfo(success, terminated=False, truncated=False))
+
+
+class PlannerInstructions:
+    """Instructions of a vision-language model behind an OpenAI-compatible server.
+
+    Args:
+        url: base URL of the server.
+        model: name of the model there.
+        interval: environment steps between questions.
+    """
+
+    def __init__(self, url: str, model: str, interval: int):
+        self._config = VLMServerConfig(vlm_url=url, vlm_model=model, vlm_max_tokens=_MAX_TOKENS)
+        self._scorer, self._interval = Scorer(INSTRUCTION), interval
+        self._client: VLMClient | None = None
+
+    def problems(self, tasks: Sequence[TaskSpec]) -> list[Problem]:
+        """Why the server cannot plan: it is sent a question."""
+        unusable = url_problem(self._config.vlm_url or "", "instruction_url")
+        problem = server_problem(self._config, self._scorer) if unusable is None else None
+        if problem is None:
+            return [unusable] if unusable else []
+        text = problem.text.replace("--vlm_url", "--instruction_url").replace("--vlm_model", "--instruction_model")
+        return [replace(problem, flag=(problem.flag or "").replace("vlm_", "instruction_") or None, text=text)]
+
+    def begin(self, task: TaskSpec, *, wait: bool = False) -> EpisodeInstructions:
+        """The instructions of an episode; without `wait` an answer counts from the first decision after it came."""
+        return _PlannedEpisode(self, task, self._interval, wait=wait)
+
+    def ask(self, task: TaskSpec, observation: Observation, instruction: str) -> Future[VLMResult]:
+        """Ask for the instruction that follows `instruction`; returns immediately."""
+        if self._client is None:
+            self._client = VLMClient(self._config)
+        images = [upright(image, task.images_flipped_vertically) for image in observation.images[:1]]
+        prompt = self._scorer.prompt(**prompt_fields(task.name, observation), statement=instruction)
+        return self._client.ask(self._scorer, prompt, images)
+
+    def metrics(self) -> dict[str, float]:
+        """Requests, failures, retries, tokens, seconds since the last call."""
+        counts = {} if self._client is None else self._client.take_metrics()
+        return {f"instruction/{name}": value for name, value in counts.items()}
+
+    def check(self, metrics: Mapping[str, float]) -> None:
+        """TrainingHalted if all requests of an iteration failed; some failures are a warning."""
+        requests, failures = metrics.get("instruction/requests", 0.0), metrics.get("instruction/failures", 0.0)
+        if not failures:
+            return
+        last = None if self._client is None else self._client.last_failure
+        why = f"; the last one: {last.kind}: {last.message}" if last else ""
+        text = f"{failures:.0f} of {requests:.0f} questions to --instruction_url {self._config.vlm_url} failed{why}"
+        if failures >= requests:
+            raise TrainingHalted(text)
+        log.warning(f"{text}; the instruction before held")
+
+    def close(self) -> None:
+        """Cancel pending questions."""
+        if self._client is not None:
+            self._client.close()
+
+
+class _PlannedEpisode(EpisodeInstructions):
+    def __init__(self, planner: PlannerInstructions, task: TaskSpec, interval: int, *, wait: bool):
+        self._planner, self._task, self._interval, self._wait = planner, task, interval, wait
+        self._since = interval  # steps since the last question
+        self._asked: Future[VLMResult] | None = None
+        self._text = ""
+
+    def decide(self, observation: Observation) -> str:
+        """See `EpisodeInstructions`: the planner's last answer, the task's instruction before the first."""
+        if self._asked is None and self._since >= self._interval:
+            self._asked, self._since = self._planner.ask(self._task, observation, self._current(observation)), 0
+        if self._asked is not None and (self._wait or self._asked.done()):
+            answer, self._asked = self._asked.result(), None
+            self._text = self._text if isinstance(answer, FailedAnswer) else answer.text
+        return self._current(observation)
+
+    def _current(self, observation: Observation) -> str:
+        return self._text or observation.instruction
+
+    def step(self, events: frozenset[str], success: bool) -> None:
+        """See `EpisodeInstructions`."""
+        self._since += 1

@@ -62,6 +62,8 @@ class RolloutEngine:
         self._pool = pool if isinstance(pool, WatchedPool) else WatchedPool(pool)
         self._env_kwargs = env_kwargs
         self.rewards = rewards if isinstance(rewards, RewardPlan) else RewardPlan(rewards)
+        if instructions is not None:
+            self.rewards.attach(instructions)
         self._success_only = RewardPlan({"success": 1.0}, success=self.rewards.success)
         self._config = config or RolloutConfig()
         self._state_input, self._instructions, self.keep_observed = state_input, instructions, keep_observed

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,15 +22,17 @@ from rlvla.data.options import ReadOptions
 from rlvla.data.reading import read_demonstrations, read_several
 from rlvla.data.rows import observations_of
 from rlvla.envs import make_env
+from rlvla.envs.base import Observation
 from rlvla.envs.config import EnvConfig
 from rlvla.envs.experts import ExpertConfig, make_expert
 from rlvla.envs.experts.episode import ExpertEpisode, play_expert_episode
 from rlvla.models.actor import Actor
 from rlvla.rewards import RewardPlan
-from rlvla.rewards.instructions import MachineInstructions, instruction_of
+from rlvla.rewards.instructions import MachineInstructions, PlannerInstructions, instruction_of
 from rlvla.rewards.machines import formula_graph, goal_graph, machine_graph
 from rlvla.rollout.episode import Episode, EpisodeRequest
-from rlvla.utils.errors import ConfigError
+from rlvla.utils.errors import ConfigError, TrainingHalted
+from tests.support.judge_server import JudgeServer, completion, images_of, judge_server, prompt_of
 from tests.support.libero_requirements import require_libero
 from tests.support.policies import ScriptedPolicy
 
@@ -46,7 +51,7 @@ def recorded() -> ExpertEpisode:
 @pytest.fixture(scope="module")
 def demos_file(recorded: ExpertEpisode, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("demos") / "demos.hdf5"
-    writer = demonstration_writer(path, ENV, [TASK], "expert")
+    writer = demonstration_writer(path, ENV, [TASK], "expert", MachineInstructions())
     writer.add(recorded, TASK.task_id)
     writer.close()
     return path
@@ -227,6 +232,8 @@ def test_damaged_texts_are_refused(demos_file: Path, tmp_path: Path) -> None:
         ({"instruction_source": "machine", "instruction_formula": "F ("}, {}, "--instruction_formula"),
         ({"instruction_source": "machine", "instruction_texts": ("fly=fly up",)}, {}, "no machine has fly"),
         ({"instruction_formula": "F behind"}, {}, "it belongs to --instruction_source machine"),
+        ({"instruction_source": "machine", "instruction_interval": 3}, {}, "it belongs to --instruction_source vlm"),
+        ({"instruction_source": "vlm", "instruction_model": "m"}, {}, "vlm needs --instruction_url"),
     ],
 )
 def test_what_cannot_work_is_refused(settings: dict, task: dict, complaint: str) -> None:
@@ -248,10 +255,72 @@ def test_a_formula_gives_a_suite_without_machine_its_texts() -> None:
     assert episode.decide(observation) == f"{observation.instruction}, now touch it"
 
 
-# -------------------------------------------------------------------------------------------------------- commands
-def test_policies_record_the_source_and_evaluations_follow_it(
-    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+# --------------------------------------------------------------------------------------------------------- planner
+@pytest.fixture
+def server() -> Iterator[JudgeServer]:
+    """Numbers its answers."""
+    with judge_server() as running:
+        number = itertools.count(1)
+        running.answer = lambda request: (200, completion(json.dumps({"instruction": f"step {next(number)}"})))
+        yield running
+
+
+def test_a_planner_is_asked_at_intervals(recorded: ExpertEpisode, server: JudgeServer) -> None:
+    planner, steps = PlannerInstructions(f"{server.url}/v1", "judge", 5), len(recorded["actions"])
+    texts = step_instructions(planner, TASK, recorded)
+    assert texts == [f"step {1 + step // 5}" for step in range(steps)]
+    assert planner.metrics()["instruction/requests"] == len(server.requests) == -(-steps // 5)
+    prompts = [prompt_of(request) for request in server.requests]
+    assert all(f"Task: {recorded['instruction']}\n" in prompt for prompt in prompts)
+    assert "Instruction so far: step 1\n" in prompts[1]
+    np.testing.assert_array_equal(images_of(server.requests[1])[0], recorded["images"][5, 0])
+    planner.close()
+
+
+def test_without_an_answer_the_instruction_before_holds(recorded: ExpertEpisode, server: JudgeServer) -> None:
+    useless = completion("go on", finish_reason="length")  # cut off, and so not tried again
+    replies = [useless, completion('{"instruction": "push"}'), useless, completion('{"instruction": ""}')]
+    server.answer = lambda request: (200, replies[min(len(server.requests), 3) - 1])
+    planner = PlannerInstructions(f"{server.url}/v1", "judge", 5)
+    short = {**recorded, "successes": recorded["successes"][:15]}
+    texts = step_instructions(planner, TASK, short)
+    assert texts == [recorded["instruction"]] * 5 + ["push"] * 10
+    counts = planner.metrics()
+    assert (counts["instruction/requests"], counts["instruction/failures"]) == (3, 2)
+    planner.check(counts)
+    with pytest.raises(TrainingHalted, match="3 of 3 questions to --instruction_url"):
+        planner.check({"instruction/requests": 3.0, "instruction/failures": 3.0})
+    planner.close()
+
+
+def test_a_rollout_does_not_wait_for_the_planner(recorded: ExpertEpisode, server: JudgeServer) -> None:
+    reply, arrived = server.answer, threading.Event()
+    server.answer = lambda request: (arrived.wait(10), reply(request))[1]
+    planner = PlannerInstructions(f"{server.url}/v1", "judge", 1)
+    episode = planner.begin(TASK)
+    observation = Observation(recorded["images"][0], None, "push it")
+    assert [episode.decide(observation) for _ in range(3)] == ["push it"] * 3
+    arrived.set()
+    planner.ask(TASK, observation, "push it").result(10)  # the same question shares its answer
+    assert episode.decide(observation) == "step 1" and len(server.requests) == 1
+    planner.close()
+
+
+def test_evaluations_ask_the_planner(
+    policy_folder: Path, server: JudgeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    begin = PlannerInstructions.begin
+    monkeypatch.setattr(PlannerInstructions, "begin", lambda self, task: begin(self, task, wait=True))
+    heard = heard_instructions(monkeypatch)
+    argv = ["--pretrain", str(policy_folder), "--eval_episodes", "2", "--num_envs", "1"]
+    argv += ["--instruction_source", "vlm", "--instruction_url", f"{server.url}/v1", "--instruction_model", "judge"]
+    eval_vla.main([*argv, "--output", str(tmp_path / "eval.json")])
+    assert heard and all(text.startswith("step ") for text in heard)
+
+
+# -------------------------------------------------------------------------------------------------------- commands
+def heard_instructions(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The instructions of all decisions of token policies from now on."""
     heard: set[str] = set()
     act = Actor.act
 
@@ -260,6 +329,13 @@ def test_policies_record_the_source_and_evaluations_follow_it(
         return act(self, images, proprio, instructions, **kw)
 
     monkeypatch.setattr(Actor, "act", listen)
+    return heard
+
+
+def test_policies_record_the_source_and_evaluations_follow_it(
+    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = heard_instructions(monkeypatch)
     argv = ["--pretrain", str(policy_folder), "--save_path", str(tmp_path / "ppo"), "--num_episodes", "4"]
     argv += ["--num_envs", "1", "--rollout_batch_size", "4", "--train_batch_size", "4", "--eval_episodes", "2"]
     argv += ["--no-use_tensorboard", "--no-val_before_train", "--instruction_source", "machine"]

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from rlvla.commands.demos.config import CollectConfig
-from rlvla.commands.setup import instructions_of, start_workers
+from rlvla.commands.setup import instruction_source, start_workers
 from rlvla.data.demonstrations import PLAYER
 from rlvla.data.robomimic import DemonstrationWriter
 from rlvla.envs.base import Observation, TaskSpec
@@ -27,7 +27,7 @@ from rlvla.envs.workers.messages import EnvSpec, PlayActions, RunExpert
 from rlvla.envs.workers.pool import EnvWorkerError
 from rlvla.envs.workers.watchdog import WatchedPool
 from rlvla.experience import Sample
-from rlvla.rewards.instructions import InstructionSource
+from rlvla.rewards.instructions import InstructionSource, PlannerInstructions
 from rlvla.utils.bars import progress_bar
 from rlvla.utils.errors import ConfigError, Problem
 from rlvla.utils.seeding import derive_rng, derive_seed
@@ -150,7 +150,8 @@ def collect_demonstrations(
     env, config = player.env, player.config
     path, tasks = Path(config.output) / "demos.hdf5", env.tasks()
     with start_workers(config.num_envs, env, tasks, custom_modules, workers) as pool:
-        writer = demonstration_writer(path, env, tasks, player.name)
+        source = instruction_source(env)
+        writer = demonstration_writer(path, env, tasks, player.name, source)
         try:
             rows = []
             for left, task in zip(range(len(tasks), 0, -1), tasks):
@@ -164,19 +165,27 @@ def collect_demonstrations(
     print(table(("task", "kept", "played", f"{player.name} success", "mean steps"), rows))
     if text := player.summary():
         show(text)
+    if isinstance(source, PlannerInstructions):
+        counts = source.metrics()
+        show(f"planner: {counts['instruction/requests']:.0f} questions, {counts['instruction/failures']:.0f} failed")
+        source.close()
     show(f"saved {path} after {duration(time.perf_counter() - start)}")
     return path
 
 
-def demonstration_writer(path: Path, env: EnvConfig, tasks: Sequence[TaskSpec], player: str) -> DemonstrationWriter:
-    """The writer of episodes that a player (`Player.name`) plays of these tasks in an environment."""
+def demonstration_writer(
+    path: Path, env: EnvConfig, tasks: Sequence[TaskSpec], player: str, source: InstructionSource | None = None
+) -> DemonstrationWriter:
+    """The writer of episodes that a player (`Player.name`) plays of these tasks in an environment.
+
+    `source` gives the instruction of each step, see `instruction_source`.
+    """
     record = env.as_dict() | {
         "cameras": list(env.camera_names),
         "task_suite_name": env.suite,
         "task_ids": [task.task_id for task in tasks],
         PLAYER: player,
     }
-    source, _ = instructions_of(env, tasks)
     by_id = {task.task_id: task for task in tasks}
 
     def label(episode: ExpertEpisode, task_id: int) -> list[str] | None:
@@ -187,7 +196,7 @@ def demonstration_writer(path: Path, env: EnvConfig, tasks: Sequence[TaskSpec], 
 
 def step_instructions(source: InstructionSource, task: TaskSpec, episode: ExpertEpisode) -> list[str]:
     """The instruction of each step of an episode, as if each were a decision."""
-    instructions, texts = source.begin(task), []
+    instructions, texts = source.begin(task, wait=True), []
     for step, success in enumerate(episode["successes"]):
         proprio = None if episode["proprio"] is None else episode["proprio"][step]
         texts.append(instructions.decide(Observation(episode["images"][step], proprio, episode["instruction"])))

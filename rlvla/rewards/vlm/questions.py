@@ -10,10 +10,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Score:
-    """A valid answer: progress in [0, 1] ([-1, 1] for a comparison), and an action score in [0, 1]."""
+    """A valid answer: progress in [0, 1] ([-1, 1] for a comparison), and an action score in [0, 1]; or a text."""
 
     progress: float
     action_score: float = 0.0
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,13 @@ class OneOf:
     """An enumeration in an answer: all integers, or all strings."""
 
     values: tuple[int, ...] | tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of text in an answer, of at most `longest` characters."""
+
+    longest: int
 
 
 def only_number(answer: Mapping[str, Any]) -> Score:
@@ -56,14 +64,14 @@ class Question:
 
     name: str
     prompt: str | None = None
-    answer: Mapping[str, Number | OneOf] | None = field(default_factory=dict)
+    answer: Mapping[str, Number | OneOf | Line] | None = field(default_factory=dict)
     frames: int = 1
     score: Callable[[Mapping[str, Any]], Score] = only_number
     is_change: bool = False
     at_start: float | None = None
 
     @property
-    def entries(self) -> Mapping[str, Number | OneOf] | None:
+    def entries(self) -> Mapping[str, Number | OneOf | Line] | None:
         """The entries of the JSON answer; None if the answer is one word."""
         return self.answer if self.answer is None or self.answer else {self.name: Number()}
 
@@ -133,6 +141,12 @@ for _question in (
 ):
     register_question(_question)
 
+# Asked of a planner (`--instruction_source vlm`); `{statement}` is the instruction so far.
+INSTRUCTION = Question(
+    "instruction",
+    answer={"instruction": Line(200)},
+    score=lambda answer: Score(0.0, text=answer["instruction"]),
+)
 # Asked for each proposition of a reward machine (`--rm_propositions vlm`); `{statement}` is its sentence.
 PROPOSITION = Question(
     "proposition",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from rlvla.rewards.vlm.questions import Number, OneOf, Question, Score, question_named
+from rlvla.rewards.vlm.questions import Line, Number, OneOf, Question, Score, question_named
 from rlvla.utils.errors import ConfigError, require
 from rlvla.utils.http.exchange import MalformedAnswer
 from rlvla.utils.terminal import printable
@@ -114,7 +114,15 @@ def _answer_model(question: Question) -> type[BaseModel] | None:
             raise ValueError("not a number")
         return value
 
-    def entry(kind: Number | OneOf) -> Any:
+    def line(value: object) -> object:
+        text = value.strip() if isinstance(value, str) else ""
+        if not text or not text.isprintable():
+            raise ValueError("not a line of text")
+        return text
+
+    def entry(kind: Number | OneOf | Line) -> Any:
+        if isinstance(kind, Line):
+            return Annotated[str, pydantic.Field(max_length=kind.longest), pydantic.BeforeValidator(line)], ...
         if isinstance(kind, Number):
             limits = pydantic.Field(ge=kind.low, le=kind.high)
             return Annotated[int if kind.whole else float, limits, pydantic.BeforeValidator(number)], ...
