@@ -73,7 +73,7 @@ _PREDICATES = {
     "lifted": "lift the {}",
     "touched": "touch the {}",
 }
-_MAX_TOKENS = 256  # of a planner's answer
+_LONGEST_ANSWER = 256  # of a planner's answer
 _REGION = " contain region"  # of a container, e.g. basket_1_contain_region
 
 
@@ -196,7 +196,7 @@ class PlannerInstructions:
     """
 
     def __init__(self, url: str, model: str, interval: int):
-        self._config = VLMServerConfig(vlm_url=url, vlm_model=model, vlm_max_tokens=_MAX_TOKENS)
+        self._config = VLMServerConfig(vlm_url=url, vlm_model=model, vlm_max_tokens=_LONGEST_ANSWER)
         self._scorer, self._interval = Scorer(INSTRUCTION), interval
         self._client: VLMClient | None = None
 
