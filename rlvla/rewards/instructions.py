@@ -73,7 +73,7 @@ _PREDICATES = {
     "lifted": "lift the {}",
     "touched": "touch the {}",
 }
-_LONGEST_ANSWER = 256  # of a planner's answer
+_LONGEST_ANSWER = 200  # tokens of a planner's answer
 _REGION = " contain region"  # of a container, e.g. basket_1_contain_region
 
 
