@@ -13,7 +13,7 @@ from rlvla.commands import custom_modules
 from rlvla.commands.custom_modules import parse_command_line
 from rlvla.envs import registry
 from rlvla.envs.base import TaskSpec
-from rlvla.envs.config import EnvConfig
+from rlvla.envs.config import INSTRUCTION_FLAGS, EnvConfig
 from rlvla.envs.options import SuiteOptions
 from rlvla.envs.registry import Suite, list_tasks, register_suite
 from rlvla.envs.suite_flags import suite_flags
@@ -190,7 +190,7 @@ def test_flags_of_a_custom_module_are_there_as_soon_as_it_is_loaded(
     assert stop.value.code == 0 and "\nsuite test_cellar:\n  --bottles INT" in capsys.readouterr().out
     argv = ["test_cellar", "--custom_module", str(module), "--bottles", "7"]
     namespace = parse_command_line(check_env.build_parser, argv)
-    env = from_namespace(EnvConfig, namespace).with_suite_flags(namespace)
+    env = from_namespace(EnvConfig, namespace, INSTRUCTION_FLAGS).with_suite_flags(namespace)
     assert env.tasks()[0].instruction == "7 bottles" and "bottles" in namespace.given
     namespace = parse_command_line(check_env.build_parser, [*argv, "--bottles", "none"])
-    assert from_namespace(EnvConfig, namespace).with_suite_flags(namespace).options == {}
+    assert from_namespace(EnvConfig, namespace, INSTRUCTION_FLAGS).with_suite_flags(namespace).options == {}
