@@ -49,7 +49,7 @@ class DaggerConfig:
     )
     round_sources: tuple[str, ...] = arg(
         (CORRECTIONS,),
-        "what a round records: corrections, or demonstrations of the expert alone; with both, each is tried once, then "
+        "episodes of a round: corrections, or demonstrations of the expert alone; with both, each is tried once, then "
         "the one whose last round gained more success per minute",
         choices=(CORRECTIONS, DEMONSTRATIONS),
     )

@@ -217,7 +217,7 @@ def sft_report(
     ]
     tables = [table(("amounts", ""), arithmetic)]
     micro = min(own, sft.micro_train_batch_size)
-    row = checkpoint.row_shape(demos.known_instructions, demos.images[0].shape[1])
+    row = checkpoint.row_shape(demos.distinct_instructions, demos.images[0].shape[1])
     sketch = checkpoint.sketch(row, actor, supervised=True)
     if sketch is None:
         return "\n\n".join((*tables, NO_MEMORY))

@@ -129,7 +129,7 @@ def lerobot_facts(demos: Demonstrations, run: SupervisedRunConfig, sizes: NewMod
     key = run.unnorm_key or (suite if suite in demos.statistics else next(iter(demos.statistics)))
     assert proprio is not None
     return NewPolicyFacts(
-        sentences=demos.known_instructions,
+        sentences=demos.distinct_instructions,
         statistics=with_full_ranges(demos.statistics[key]),
         unnorm_key=key,
         cameras=tuple(run.cameras or demos.env_args["cameras"]),
@@ -244,7 +244,7 @@ def _new_tiny(
     with_proprio, sizes = run.use_proprio and demos.proprio is not None, _tiny_sizes(tiny, _TINY)
     build_tiny(
         folder,
-        sentences=demos.known_instructions,
+        sentences=demos.distinct_instructions,
         dataset_statistics={key: with_full_ranges(entry) for key, entry in demos.statistics.items()},
         image_size=demos.images[0].shape[2],
         llm_mlp_dim=3 * sizes["llm_dim"],

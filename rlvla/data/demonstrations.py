@@ -133,7 +133,7 @@ class Demonstrations:
         return [self.step_instructions[episode][step] for step in self.row_steps(episode)]
 
     @property
-    def known_instructions(self) -> list[str]:
+    def distinct_instructions(self) -> list[str]:
         """Distinct instructions of training rows, sorted."""
         return sorted({text for episode in range(len(self.actions)) for text in self.row_instructions(episode)})
 

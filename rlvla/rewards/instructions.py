@@ -74,6 +74,7 @@ _PREDICATES = {
     "touched": "touch the {}",
 }
 _LONGEST_ANSWER = 200  # tokens of a planner's answer
+_NextPropositions = dict[str, tuple[str, ...]]  # by the machine's state
 _REGION = " contain region"  # of a container, e.g. basket_1_contain_region
 
 
@@ -134,6 +135,7 @@ class MachineInstructions:
     def __init__(self, formula: str | None = None, stages: str = "predicates", texts: Mapping[str, str] | None = None):
         config = RewardConfig(rm_formula=formula, rm_goal_stages=stages, rm_goal_order="listed")
         self._texts, self._formula = dict(texts or {}), formula
+        self._next: dict[tuple[str, int], _NextPropositions] = {}  # by task
         try:
             self._machines = MachineSource(config)
         except ConfigError as error:
@@ -160,14 +162,16 @@ class MachineInstructions:
 
     def begin(self, task: TaskSpec, *, wait: bool = False) -> EpisodeInstructions:
         """The instructions of an episode, with the machine in its initial state."""
-        return _MachineEpisode(self._machines.create(task, EpisodeStart()), self._texts)
+        following = self._next.setdefault((task.suite, task.task_id), {})
+        return _MachineEpisode(self._machines.create(task, EpisodeStart()), self._texts, following)
 
 
 class _MachineEpisode(EpisodeInstructions):
-    def __init__(self, reward: MachineReward, texts: Mapping[str, str]):
-        self._reward, self._texts = reward, texts
+    """An episode; `following` caches the next propositions of visited states for all episodes of the task."""
+
+    def __init__(self, reward: MachineReward, texts: Mapping[str, str], following: _NextPropositions):
+        self._reward, self._texts, self._next = reward, texts, following
         self._events: frozenset[str] = frozenset()
-        self._next: dict[str, tuple[str, ...]] = {}  # of the states visited
 
     def decide(self, observation: Observation) -> str:
         """See `EpisodeInstructions`: the task's instruction if no proposition leads on."""

@@ -34,7 +34,19 @@ LIFT += ["--max_steps", "30"]
 CASES = {
     "plain": REACH,
     "plain, mean, no entropy": [*REACH, "--actor_reduction", "mean", "--no-entropy_in_target"],
-    "conservative": [*REACH, "--cql_coef", "0.6", "--cql_actions", "2"],
+    # Rewards in every step, so that returns recorded over fewer decisions differ.
+    "conservative": [
+        *REACH,
+        "--cql_coef",
+        "0.6",
+        "--cql_actions",
+        "2",
+        "--reward",
+        "rm:1",
+        "--rm_state_input",
+        "proprio",
+    ]
+    + ["--rm_formula", "X X X X F reached"],
     "flow": [*REACH, "--policy", "flow", "--flow_steps", "3", "--flow_matching_coef", "0.7"],
     "primitives": LIFT,
     "primitives, uniform choice": [*LIFT, "--choice_exploration", "100", "--actor_reduction", "mean"],
@@ -164,6 +176,7 @@ def conservative_penalties(learner: SAC, batch: Batch, rows: Any, noise: torch.G
             ahead = buffer.n_step([at], 1, gamma)
             recorded += discount * float(ahead.returns[0])
             discount, at = discount * gamma ** int(buffer.gather([at], ["steps"])["steps"][0]), int(ahead.next_rows[0])
+        assert float(batch.recorded_returns[index]) == pytest.approx(recorded, rel=1e-5, abs=1e-6)
         one = slice(index, index + 1)
         terms = []
         for decision in uniform[index]:

@@ -242,7 +242,7 @@ def _task_problems(flags: SACRun, env: EnvConfig, tasks: Sequence[TaskSpec]) -> 
     problems += _capacity_problems(flags, tasks, 1 if offers else flags.sac.action_chunk_len)
     limits = {task.action_limit for task in tasks}
     if limits != {1.0} and not offers:
-        text = f"actions of {suite} go to {max(limits):g}; those of --policy {flags.sac.policy} lie in -1..1"
+        text = f"the action limit of {suite} is {max(limits):g}; --policy {flags.sac.policy} has actions in [-1, 1]"
         problems.append(Problem("task_suite_name", "mismatch", text))
     return problems
 

@@ -111,9 +111,9 @@ def describe_run(flags: SACRun, checked: CheckedSAC, trainer: Trainer | None) ->
     if sac.policy == FLOW and sac.flow_matching_coef:
         matched = "replayed decisions of higher value" if replay.demos is None else "demonstrations"
         matching = f", {sac.flow_matching_coef:g} x flow matching on {matched}"
-    begin = f"the first {batch.exploring_episodes} at random"
+    first = f"the first {batch.exploring_episodes} at random"
     if batch.offline_updates:
-        begin = f"after {batch.offline_updates:,} updates on the demonstrations alone"
+        first = f"after {batch.offline_updates:,} updates on the demonstrations alone"
     rows = {
         "policy": f"{policy} (sees {' and '.join(observed)}{view}){weights}",
         "method": f"soft actor-critic, {sac.n_step}-step targets, {batch.utd_ratio:g} updates per decision{matching}",
@@ -122,7 +122,7 @@ def describe_run(flags: SACRun, checked: CheckedSAC, trainer: Trainer | None) ->
         "task": f"{setting.env.suite}, {names[0] if len(names) == 1 else f'{len(names)} tasks'}, {states:,} initial "
         f"states; success detector: {setting.success_source}",
         "reward": rewards,
-        "episodes": f"{batch.num_episodes:,} = {batch.iterations} iterations of {batch.rollout_batch_size}, {begin}",
+        "episodes": f"{batch.num_episodes:,} = {batch.iterations} iterations of {batch.rollout_batch_size}, {first}",
         "folder": flags.run.save_path,
     }
     if trainer is not None:

@@ -79,7 +79,7 @@ class SoftActorConfig:
 
     @property
     def noise_width(self) -> int:
-        """W, standard normal numbers of a sampled decision: for a flow those of its start and of its last step."""
+        """W, standard normal numbers of a sampled decision; of a flow the initial noise and that of the last step."""
         return self.parameters * (2 if self.flow_steps else 1)
 
     @property

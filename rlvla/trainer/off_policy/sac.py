@@ -378,8 +378,8 @@ class SAC(Algorithm):
         """One step of the critics; returns the absolute TD errors [B]."""
         rows, targets, now = self.config.batch.train_batch_size, self._targets(batch, self._shared_noise), batch.now
         over_rows: dict[str, Any] = {"mask": batch.mask, "num_rows": float(rows), "dp_size": self._strategy.world_size}
-        coef, penalty = self._sac.cql_coef, torch.zeros(())
-        if coef:
+        penalty: Tensor | float = 0.0
+        if self._sac.cql_coef:
             sampled, log_densities, floors = self._sampled_decisions(batch)
             actions = torch.cat([batch.actions[:, None], sampled], 1)
             values = self.critic(actions, now.proprio, now.images, now.sentences)
@@ -389,7 +389,7 @@ class SAC(Algorithm):
         else:
             q_values = self.critic(batch.actions, now.proprio, now.images, now.sentences)
         loss, errors = critic_loss(q_values, targets, weights=batch.weights, **over_rows)
-        loss = loss + coef * penalty if coef else loss
+        loss = loss + self._sac.cql_coef * penalty
         norm = self.critic.backward(loss, last=True)
         self._check_step("critic", norm)
         kept = batch.mask
