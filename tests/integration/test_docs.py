@@ -41,6 +41,7 @@ OTHER_FLAGS = LAUNCHER_FLAGS | {
     "--flag",
     "--no-flag",
     "--nightly",
+    "--no-long_ppo",
     "--seeds",
     "--task",
     "--tasks",
