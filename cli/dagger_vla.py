@@ -1,6 +1,7 @@
 """DAgger: a supervised policy plays, the scripted expert takes over at random steps, and training continues on both.
 
-With --round_sources, rounds of more demonstrations are tried, too, and the source that gains more per minute goes on.
+With --round_sources, rounds of more demonstrations or of reinforcement learning are tried, too; the one that gains the
+most per minute goes on.
 
 All flags of train_sft_vla.py apply to the training of every round. The best policy is in `policy/` of --save_path.
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 if not __package__:  # run as a file, not as part of the installed package
@@ -23,7 +25,7 @@ from rlvla.utils.signals import begin
 begin(__name__)
 
 from rlvla.commands.custom_modules import parse_command_line, words_for_later_commands
-from rlvla.commands.dagger import OUTPUT, REPLACED, DaggerConfig, RoundCommands, run_dagger
+from rlvla.commands.dagger import OUTPUT, REPLACED, RL, RL_TRAINING, DaggerConfig, RoundCommands, run_dagger
 from rlvla.commands.demos.config import CollectConfig
 from rlvla.commands.sft_rounds import RoundFlags, programs_of, rounds_parser
 from rlvla.commands.sft_runs import check_command
@@ -34,7 +36,7 @@ from rlvla.models.config import PolicyConfig
 from rlvla.trainer.supervised.config import SFTRunConfig
 from rlvla.utils.cli.command import command, heavy_imports
 from rlvla.utils.cli.config_file import flag_arguments
-from rlvla.utils.cli.flags import Parser, from_namespace, range_problems
+from rlvla.utils.cli.flags import Parser, from_namespace, no_effect_problems, range_problems
 from rlvla.utils.errors import ConfigError, Problem, collected
 from rlvla.utils.files import output_folder_problem, unused_folder
 from rlvla.utils.terminal import suggest
@@ -56,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     split = from_namespace(SplitConfig, namespace)
     flags = RoundFlags(parser, argv, namespace, tuple(_GROUPS.values()))
     problems = [*range_problems(config), *range_problems(run)]
+    problems += no_effect_problems([config], {}, flags.given)
     problems += flags.problems(run.pretrain, "is corrected", REPLACED)
     if text := output_folder_problem(run.save_path):
         problems.append(Problem("save_path", "folder_in_use", f"--save_path: {text}"))
@@ -87,11 +90,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     if problems or player is None:
         raise ConfigError([p.of_flag("pretrain", run.pretrain) if p.flag == "policy" else p for p in problems])
 
-    programs = programs_of(__package__, __file__)
+    programs = programs_of(__package__, __file__, RL_TRAINING)
     environment = [word for name, value in player.env.as_dict().items() for word in flag_arguments(name, value)]
     commands = RoundCommands(programs, flags.training, flags.of(ExpertConfig), flags.common, environment)
     trial = commands.train(config, Path(policy), run.demos, folder / "round_1" / "sft")
     check_command(trial, quiet=not namespace.dry_run)
+    if RL in config.round_sources:
+        single = replace(config, round_rl_processes=1)
+        first = commands.reinforce(single, Path(policy), folder / "round_1" / RL, config.round_rl_minutes, run.seed)
+        check_command(first, quiet=not namespace.dry_run)
     if namespace.dry_run:
         return
     best = run_dagger(config, Path(policy), run.demos, folder, commands, run.seed)

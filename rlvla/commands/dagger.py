@@ -1,10 +1,11 @@
 """DAgger (Ross et al. 2011): rounds of corrections by the scripted expert, for `cli/dagger_vla.py`.
 
-Where more demonstrations may help as much, rounds of either kind alternate by their measured gain per minute.
+Rounds of more demonstrations and of reinforcement learning compete with them by their measured gain per minute.
 """
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -14,8 +15,10 @@ from typing import TYPE_CHECKING
 
 from rlvla.commands.sft_rounds import POLICY_FOLDER, success_of
 from rlvla.commands.sft_runs import TRAINING, run_logged
+from rlvla.options import Condition
 from rlvla.utils.cli.flags import arg
 from rlvla.utils.files import write_json
+from rlvla.utils.launcher import ranks_module, ranks_of
 from rlvla.utils.seeding import derive_seed
 from rlvla.utils.terminal import SUMMARY, duration, log, show, table
 
@@ -24,9 +27,11 @@ if TYPE_CHECKING:
 
 OUTPUT = "runs/dagger"  # default of --save_path
 ROUNDS_FILE = "rounds.json"
-CORRECTIONS, DEMONSTRATIONS = "corrections", "demonstrations"
+CORRECTIONS, DEMONSTRATIONS, RL = "corrections", "demonstrations", "rl"
+RL_TRAINING = "train_ppo_vla"
 REPLACED = {"max_steps": "give --round_steps", "heldout_share": "--round_episodes measure success"}
 _RECORDING_SHARE = 0.5  # of the time left, at most
+_WITH_RL = Condition(lambda flags: RL in flags["round_sources"], f"no effect without {RL} in --round_sources")
 
 
 @dataclass(frozen=True)
@@ -49,9 +54,9 @@ class DaggerConfig:
     )
     round_sources: tuple[str, ...] = arg(
         (CORRECTIONS,),
-        "episodes of a round: corrections, or demonstrations of the expert alone; with both, each is tried once, then "
-        "the one whose last round gained more success per minute",
-        choices=(CORRECTIONS, DEMONSTRATIONS),
+        "kinds of rounds: corrections, demonstrations of the expert alone, or reinforcement learning; of several, each "
+        "is tried once, then the one whose last round gained the most success per minute",
+        choices=(CORRECTIONS, DEMONSTRATIONS, RL),
     )
     round_demos: int = arg(300, "episodes that a round records, per task", minimum=1, essential=True)
     round_max_steps: int | None = arg(
@@ -59,6 +64,16 @@ class DaggerConfig:
     )
     round_steps: int = arg(1000, "optimizer steps per round", minimum=1, essential=True)
     round_episodes: int = arg(100, "episodes per task that measure the success of a round", minimum=1)
+    round_rl_flags: str | None = arg(
+        None,
+        'flags of train_ppo_vla.py for rounds of rl, in one text: --round_rl_flags="--gamma=0.99 --share_backbone"',
+        metavar="FLAGS",
+        read_if=_WITH_RL,
+    )
+    round_rl_minutes: float = arg(2.0, "minutes of training of a round of rl", above=0, read_if=_WITH_RL)
+    round_rl_processes: int = arg(
+        1, "processes of the training of a round of rl, at most one per GPU", minimum=1, read_if=_WITH_RL
+    )
 
 
 @dataclass(frozen=True)
@@ -99,6 +114,13 @@ class RoundCommands:
         flags = ["--demos", *demos, f"--pretrain={policy}", f"--save_path={folder}"]
         return [*self.programs[TRAINING], *self.training, f"--max_steps={config.round_steps}", *flags]
 
+    def reinforce(self, config: DaggerConfig, policy: Path, folder: Path, minutes: float, seed: int) -> list[str]:
+        """Reinforcement learning from a policy; a run that is already in the folder continues."""
+        flags = [*self.common, *shlex.split(config.round_rl_flags or ""), "--load_checkpoint", f"--seed={seed}"]
+        flags += ["--no-val_before_train", "--eval_episodes=1"]  # `evaluate` measures the policy
+        flags += [f"--max_minutes={minutes:.3f}", f"--pretrain={policy}", f"--save_path={folder}"]
+        return [*ranks_module(ranks_of(config.round_rl_processes)), *self.programs[RL_TRAINING], *flags]
+
     def evaluate(self, config: DaggerConfig, policy: Path, output: Path) -> list[str]:
         """Greedy success of a policy on held-out states."""
         flags = [f"--eval_episodes={config.round_episodes}", f"--pretrain={policy}", f"--output={output}"]
@@ -113,8 +135,9 @@ class Round:
         policy: its folder.
         success: success at the end of greedy episodes from held-out states.
         seconds: of recording, training and evaluation.
-        source: of its episodes; None of round 0.
+        source: kind of the round; None of round 0.
         gain: success less that of the best policy before it; 0 of round 0.
+        run: folder of the reinforcement learning that led to the policy, or None.
     """
 
     policy: Path
@@ -122,6 +145,7 @@ class Round:
     seconds: float
     source: str | None = None
     gain: float = 0.0
+    run: Path | None = None
 
     @property
     def slope(self) -> float:
@@ -134,7 +158,8 @@ def run_dagger(
 ) -> Path:
     """Rounds of recording and training, until none of the sources improves; returns the folder of the best policy.
 
-    A round continues the training of the best policy so far on the demonstrations and all recorded episodes.
+    A round continues the training of the best policy so far: on the demonstrations and all recorded episodes, or by
+    reinforcement learning, whose run goes on as long as its policy is the best.
 
     Args:
         config: the rounds.
@@ -154,11 +179,19 @@ def run_dagger(
     source: str | None = None
     while True:
         number, started = len(rounds), time.monotonic()
-        place, name = folder / f"round_{number}", "initial policy"
-        if best is not None and source is not None:
-            name, output = f"round {number}, {source}", place / source
-            minutes = max(0.01, _RECORDING_SHARE * (end - started) / 60)
-            seed_of_round = derive_seed(seed, "dagger", number) % 2**31
+        place, name, run = folder / f"round_{number}", "initial policy", None
+        left = (end - started) / 60
+        seed_of_round = derive_seed(seed, "dagger", number) % 2**31
+        if source is not None:
+            name = f"round {number}, {source}"
+        if best is not None and source == RL:
+            run, policy = best.run or place / RL, place / POLICY_FOLDER
+            minutes = max(0.01, min(config.round_rl_minutes, left))
+            run_logged(commands.reinforce(config, best.policy, run, minutes, seed_of_round), place / "rl.log")
+            shutil.copytree(run / POLICY_FOLDER, policy)
+        elif best is not None and source is not None:
+            output = place / source
+            minutes = max(0.01, _RECORDING_SHARE * left / _untried(config.round_sources, rounds))
             recording = commands.collect(config, source, best.policy, output, minutes, seed_of_round)
             run_logged(recording, place / f"{source}.log")
             recorded.append(str(output / "demos.hdf5"))
@@ -167,7 +200,7 @@ def run_dagger(
         run_logged(commands.evaluate(config, policy, place / "eval.json"), place / "eval.log")
         success, seconds = success_of(place / "eval.json"), time.monotonic() - started
         gain = success.rate - best.success.rate if best is not None else 0.0
-        rounds.append(Round(policy, success, seconds, source, gain))
+        rounds.append(Round(policy, success, seconds, source, gain, run))
         best = rounds[-1] if best is None or gain > 0 else best
         log.info(f"{name}: {success} of {success.n} episodes succeed ({duration(seconds)})")
         source = next_source(config.round_sources, rounds)
@@ -175,7 +208,7 @@ def run_dagger(
             why = f"target reached (--target_success {config.target_success:g})"
         elif source is None:
             why = "the last round did not improve success"
-            why += "" if len(config.round_sources) == 1 else ", of either source"
+            why += "" if len(config.round_sources) == 1 else ", of any source"
         elif end - time.monotonic() <= _expected_seconds(source, rounds):
             why = f"time budget spent (--max_minutes {config.max_minutes:g})"
         else:
@@ -215,6 +248,11 @@ def next_source(sources: Sequence[str], rounds: Sequence[Round]) -> str | None:
             return source
     best = max(sources, key=lambda source: last[source].slope)
     return best if last[best].gain > 0 else None
+
+
+def _untried(sources: Sequence[str], rounds: Sequence[Round]) -> int:
+    """Number of sources without a round, at least 1: they share the time left."""
+    return max(1, len({*sources} - {one.source for one in rounds}))
 
 
 def _expected_seconds(source: str, rounds: Sequence[Round]) -> float:

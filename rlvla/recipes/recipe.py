@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rlvla.commands.dagger import RL, RL_TRAINING
 from rlvla.commands.tune_sft import CHOICE_FILE, TuneConfig
 from rlvla.data.lerobot_cache import cached_dataset
 from rlvla.envs.config import SplitConfig
@@ -30,6 +32,11 @@ MINUTES, PROCESSES = "minutes", "processes"  # settings of a stage that are not 
 _STAGE_SETTINGS = (MINUTES, PROCESSES)
 MAX_MINUTES = "max_minutes"  # flag of commands that can end early
 _OF_SFT_ALONE = (*_STAGE_SETTINGS, "save_path", "fallback_path")  # settings that do not apply to the stage `tune`
+# Settings of the stage `rl` that do not apply to rounds of it, which measure their success themselves.
+_OF_RL_ALONE = (
+    *(*_STAGE_SETTINGS, MAX_MINUTES, "save_path", "fallback_path", "pretrain", "load_checkpoint", "val_before_train"),
+    *("early_stopping", "early_stop_success", "early_stop_evaluations", "early_stop_by", "eval_steps", "eval_episodes"),
+)
 # Stage -> its settings that apply to `dagger`, too.
 _OF_DAGGER = {
     "demos": frozenset(field.name for kind in (ExpertConfig, SplitConfig) for field in fields(kind)),
@@ -477,6 +484,8 @@ def plan(
             for stage, flags in _OF_DAGGER.items():
                 others = _merged(stage, [recipe.base, *sources], parsers)
                 settings = {flag: value for flag, value in others.items() if flag in flags} | settings
+            if "rl" in names and RL in (settings.get("round_sources") or ()):
+                settings = _rounds_of_rl(_merged("rl", [recipe.base, *sources], parsers), parsers) | settings
         if demos and "demos" in (KINDS[name].reads or {}):
             settings["demos"] = [str(path) for path in demos]
         minutes, processes = settings.pop(MINUTES, None), settings.pop(PROCESSES, None)
@@ -493,6 +502,14 @@ def plan(
     if problems:
         raise ConfigError(dict.fromkeys(problems))
     return stages
+
+
+def _rounds_of_rl(training: Settings, parsers: Parsers) -> Settings:
+    """Settings of `dagger` for rounds of reinforcement learning: those of the stage `rl`."""
+    repeated = parsers[RL_TRAINING].repeated_flags()
+    flags = {name: value for name, value in training.items() if name not in _OF_RL_ALONE}
+    argv = [token for name, value in flags.items() for token in flag_arguments(name, value, repeated=name in repeated)]
+    return {"round_rl_flags": shlex.join(argv), "round_rl_processes": training.get(PROCESSES)}
 
 
 def _merged(stage: str, sources: Sequence[Source], parsers: Parsers) -> Settings:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
 import resource
 import shlex
@@ -21,7 +20,7 @@ from rlvla.recipes.recipe import KINDS, MAX_MINUTES, REPORT, RecipeConfig, Stage
 from rlvla.recipes.state import DONE, RUNNING, State, locked
 from rlvla.utils.cli.programs import typed_command
 from rlvla.utils.errors import ConfigError, Problem
-from rlvla.utils.launcher import ACCELERATOR_FILES, RANKS_MODULE
+from rlvla.utils.launcher import RANKS_MODULE, num_gpus, ranks_module, ranks_of
 from rlvla.utils.signals import SHELL_SIGNAL_BASE, StopRequested, record, taken_over
 from rlvla.utils.terminal import IN_RECIPE, duration, fit, log, show, style
 
@@ -60,26 +59,6 @@ class Signals:
         record(number)
 
 
-def ranks_of(processes: int) -> int:
-    """Number of ranks to launch: at most one per GPU, and a divisor of `processes`.
-
-    A divisor also divides everything that `processes` divides, such as batch sizes.
-    """
-    gpus = num_gpus() if processes > 1 else 0
-    return next(ranks for ranks in range(min(processes, gpus or processes), 0, -1) if processes % ranks == 0)
-
-
-@functools.cache
-def num_gpus() -> int:
-    """Number of usable GPUs; a subprocess asks torch, which recipes do not load."""
-    if os.environ.get("DS_ACCELERATOR") == "cpu" or not any(map(os.path.exists, ACCELERATOR_FILES)):
-        return 0
-    code = "import torch; print(torch.cuda.device_count())"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    last = result.stdout.split()[-1:]
-    return int(last[0]) if last and last[0].isdigit() else 0
-
-
 def launch_command(program: Sequence[str], flags: Sequence[str], processes: int) -> list[str]:
     """The command line that starts a program.
 
@@ -88,9 +67,7 @@ def launch_command(program: Sequence[str], flags: Sequence[str], processes: int)
         flags: its flags.
         processes: number of ranks; 1 needs no launcher.
     """
-    if processes == 1:
-        return [sys.executable, *program, *flags]
-    return [sys.executable, "-P", "-m", RANKS_MODULE, str(processes), *program, *flags]
+    return [sys.executable, *ranks_module(processes), *program, *flags]
 
 
 def run(argv: Sequence[str], signals: Signals, beat: Callable[[float], None], lock: int) -> int:

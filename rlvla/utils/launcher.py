@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,3 +84,28 @@ def _stat(pid: int) -> list[str] | None:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
         return None
+
+
+def ranks_of(processes: int) -> int:
+    """Number of ranks to launch: at most one per GPU, and a divisor of `processes`.
+
+    A divisor also divides everything that `processes` divides, such as batch sizes.
+    """
+    gpus = num_gpus() if processes > 1 else 0
+    return next(ranks for ranks in range(min(processes, gpus or processes), 0, -1) if processes % ranks == 0)
+
+
+@functools.cache
+def num_gpus() -> int:
+    """Number of usable GPUs; a subprocess asks torch, which recipes do not load."""
+    if os.environ.get("DS_ACCELERATOR") == "cpu" or not any(map(os.path.exists, ACCELERATOR_FILES)):
+        return 0
+    code = "import torch; print(torch.cuda.device_count())"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    last = result.stdout.split()[-1:]
+    return int(last[0]) if last and last[0].isdigit() else 0
+
+
+def ranks_module(processes: int) -> list[str]:
+    """Arguments of Python that launch a program, which follows them, on these ranks; none for one process."""
+    return ["-P", "-m", RANKS_MODULE, str(processes)] if processes > 1 else []

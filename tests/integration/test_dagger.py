@@ -16,6 +16,8 @@ from rlvla.commands import dagger
 from rlvla.commands.dagger import (
     CORRECTIONS,
     DEMONSTRATIONS,
+    RL,
+    RL_TRAINING,
     DaggerConfig,
     Round,
     RoundCommands,
@@ -27,7 +29,10 @@ from rlvla.data.reading import read_demonstrations
 from rlvla.evaluation.results import Rate
 from rlvla.models.families import check_checkpoint
 
-COMMANDS = RoundCommands({"collect_demos": ["collect"], TRAINING: ["train"], "eval_vla": ["evaluate"]}, [], [], [])
+COMMANDS = RoundCommands(
+    {"collect_demos": ["collect"], TRAINING: ["train"], "eval_vla": ["evaluate"], RL_TRAINING: ["reinforce"]},
+    *([], [], []),
+)
 
 
 def rate(successes: int) -> Rate:
@@ -148,7 +153,49 @@ def test_a_round_without_gain_is_left_to_its_data(
     assert value_of(second, "pretrain") == str(start) and second[second.index("--demos") + 1 : -2] == ["a.hdf5", *files]
     record = json.loads((folder / "rounds.json").read_text())
     assert record["best"] == 2 and [one["source"] for one in record["rounds"]][:3] == [None, *config.round_sources]
-    assert "round 2 kept; the last round did not improve success, of either source" in record["summary"]
+    assert "round 2 kept; the last round did not improve success, of any source" in record["summary"]
+
+
+def test_reinforcement_learning_continues_while_its_policy_is_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round without gain leaves the best policy as it was; the next round of rl then starts from that one."""
+    start, folder = tmp_path / "start", tmp_path / "dagger"
+    start.mkdir()
+    runs: list[tuple[str, str]] = []
+    minutes: list[float] = []
+
+    def run(argv: list[str], log: Path) -> None:
+        if argv[0] == "train":
+            (Path(value_of(argv, "save_path")) / "policy").mkdir(parents=True)
+        elif argv[0] == "reinforce":
+            assert "--gamma=0.9" in argv and "--load_checkpoint" in argv
+            runs.append((value_of(argv, "save_path"), value_of(argv, "pretrain")))
+            policy = Path(value_of(argv, "save_path")) / "policy"
+            policy.mkdir(parents=True, exist_ok=True)
+            (policy / "weights").write_text(str(len(runs)))
+        elif argv[0] == "collect":
+            minutes.append(float(value_of(argv, "max_minutes")))
+
+    # rl gains, and again; its third round does not, the corrections after it do, and rl begins anew.
+    outcomes = iter([40, 45, 60, 70, 70, 75, 70, 75])
+    monkeypatch.setattr(dagger, "run_logged", run)
+    monkeypatch.setattr(dagger, "success_of", lambda path: rate(next(outcomes)))
+    clock = iter(range(0, 10000, 10))
+    monkeypatch.setattr(dagger, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    config = DaggerConfig(60.0, round_sources=(CORRECTIONS, RL), round_rl_flags="--gamma=0.9")
+    result = run_dagger(config, start, ["a.hdf5"], folder, COMMANDS, 3)
+    first, corrected = folder / "round_2" / "rl", folder / "round_5" / "sft" / "policy"
+    assert runs == [
+        (str(first), str(folder / "round_1" / "sft" / "policy")),
+        (str(first), str(folder / "round_2" / "policy")),
+        (str(first), str(folder / "round_3" / "policy")),
+    ]
+    assert (folder / "round_3" / "policy" / "weights").read_text() == "2"
+    assert minutes[0] == pytest.approx(15.0, abs=0.5) and minutes[1] > 25  # shared with the source not tried yet
+    record = json.loads((folder / "rounds.json").read_text())
+    assert [one["source"] for one in record["rounds"]][1:5] == [CORRECTIONS, RL, RL, RL]
+    assert Path(record["rounds"][5]["policy"]) == corrected and result == folder / "policy"
 
 
 @pytest.mark.nightly
@@ -157,10 +204,15 @@ def test_real_rounds_on_toy_reach(demos_file: Path, policy_folder: Path, tmp_pat
     """From the folder of a run; the corrections come from training states, and the policy records them."""
     folder, run = tmp_path / "dagger", policy_folder.parent
     flags = ["--demos", str(demos_file), "--pretrain", str(run), "--save_path", str(folder)]
+    rl = "--num_episodes=32 --rollout_batch_size=16 --n_samples_per_prompt=1 --train_batch_size=16"
+    rl += " --eval_protocol=shared"
+    sources = ["--round_sources", "corrections", "rl", f"--round_rl_flags={rl}", "--round_rl_processes=2"]
     sizes = ["--round_demos", "20", "--round_steps", "20", "--round_episodes", "10", "--train_batch_size", "16"]
     states = ["--train_init_states", "100", "300", "--eval_init_states", "400", "500"]
-    dagger_vla.main([*flags, *sizes, *states, "--target_success", "1", "--no-use_tensorboard"])
+    dagger_vla.main([*flags, *sizes, *states, *sources, "--target_success", "1", "--no-use_tensorboard"])
     record = json.loads((folder / "rounds.json").read_text())
+    assert [one["source"] for one in record["rounds"]][:3] == [None, CORRECTIONS, RL]
+    check_checkpoint(folder / "round_2" / "policy")
     assert len(record["rounds"]) > 1 and record["rounds"][0]["policy"] == str(policy_folder)
     check_checkpoint(folder / "policy")
     demos = read_demonstrations(folder / "round_1" / "corrections" / "demos.hdf5")
@@ -185,6 +237,8 @@ def test_problems_come_before_the_first_round(
         (["--pretrain", "compact"], "--pretrain compact: a trained policy is corrected"),
         ([*start, "--save_path", str(used)], f"{used} already holds another run"),
         ([*start, "--round_steps", "0"], "round_steps"),
+        ([*start, "--round_rl_flags=--gamma=0.9"], "no effect without rl in --round_sources"),
+        ([*start, "--round_sources", "rl", "--round_rl_flags=--gamme=0.9"], "--gamme"),
         ([*start, "--max_steps", "3"], "give --round_steps"),
         ([*start, "--heldout_share", "0.1"], "--round_episodes measure success"),
         ([*start, "--offset_prob", "0.5"], "offset_prob"),

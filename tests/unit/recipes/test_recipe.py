@@ -89,6 +89,11 @@ def test_the_expert_of_the_demonstrations_corrects_the_policy(tmp_path: Path, pa
     assert not any("num_demos" in word for word in rounds), "no other setting"
     for name in ("eval_sft", "rl"):
         assert f"--pretrain={run}/dagger/policy" in stages[name].argv
+    more = ["dagger.round_sources=[corrections,rl]", "rl.gamma=0.9", "rl.eval_steps=3", "rl.processes=2"]
+    with_rl = planned(tmp_path, parsers, text, assignments=more)["dagger"].argv
+    (flags,) = (word for word in with_rl if word.startswith("--round_rl_flags="))
+    assert "--gamma=0.9" in flags and not any(name in flags for name in ("eval_steps", "save_path", "pretrain"))
+    assert "--round_rl_processes=2" in with_rl
     assert f"--pretrain={run}/ppo/policy" in stages["eval_rl"].argv
     (mine := tmp_path / "mine.hdf5").touch()
     recorded = planned(tmp_path, parsers, text, demos=[str(mine)])

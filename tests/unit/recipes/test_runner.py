@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rlvla.recipes import runner
 from rlvla.recipes.recipe import Stage
 from rlvla.recipes.runner import command_again, describe_plan
+from rlvla.utils import launcher
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_a_plan_has_the_commands_that_one_would_type(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("gpus", "ranks"), [(0, 4), (1, 1), (2, 2), (3, 2), (4, 4), (8, 4)])
 def test_no_more_ranks_than_gpus(gpus: int, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "num_gpus", lambda: gpus)
+    monkeypatch.setattr(launcher, "num_gpus", lambda: gpus)
     stage = Stage("sft", {}, (), tmp_path / "sft", 4, None)
-    launcher = f"deepspeed -q --num_accelerators {ranks}" if ranks > 1 else "python"
-    assert f"  {launcher} cli/train_sft_vla.py\n" in describe_plan([stage], tmp_path, lambda name: [f"cli/{name}.py"])
+    program = f"deepspeed -q --num_accelerators {ranks}" if ranks > 1 else "python"
+    assert f"  {program} cli/train_sft_vla.py\n" in describe_plan([stage], tmp_path, lambda name: [f"cli/{name}.py"])
