@@ -25,7 +25,7 @@ from rlvla.utils.signals import begin
 begin(__name__)
 
 from rlvla.commands.custom_modules import parse_command_line, words_for_later_commands
-from rlvla.commands.dagger import OUTPUT, REPLACED, RL, RL_TRAINING, DaggerConfig, RoundCommands, run_dagger
+from rlvla.commands.dagger import OUTPUT, REPLACED, RL, RL_TRAINING, DaggerConfig, RLRun, RoundCommands, run_dagger
 from rlvla.commands.demos.config import CollectConfig
 from rlvla.commands.sft_rounds import RoundFlags, programs_of, rounds_parser
 from rlvla.commands.sft_runs import check_command
@@ -97,8 +97,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_command(trial, quiet=not namespace.dry_run)
     if RL in config.round_sources:
         single = replace(config, round_rl_processes=1)
-        first = commands.reinforce(single, Path(policy), folder / "round_1" / RL, config.round_rl_minutes, run.seed)
-        check_command(first, quiet=not namespace.dry_run)
+        first = RLRun(Path(policy), folder / "round_1" / RL, run.seed)
+        check_command(commands.reinforce(single, first, config.round_rl_minutes), quiet=not namespace.dry_run)
     if namespace.dry_run:
         return
     best = run_dagger(config, Path(policy), run.demos, folder, commands, run.seed)

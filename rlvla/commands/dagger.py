@@ -77,6 +77,21 @@ class DaggerConfig:
 
 
 @dataclass(frozen=True)
+class RLRun:
+    """A run of reinforcement learning, which several rounds may continue.
+
+    Attributes:
+        policy: folder of the policy that it started from.
+        folder: its --save_path.
+        seed: its --seed.
+    """
+
+    policy: Path
+    folder: Path
+    seed: int
+
+
+@dataclass(frozen=True)
 class RoundCommands:
     """The commands of a round, as arguments of Python.
 
@@ -114,11 +129,11 @@ class RoundCommands:
         flags = ["--demos", *demos, f"--pretrain={policy}", f"--save_path={folder}"]
         return [*self.programs[TRAINING], *self.training, f"--max_steps={config.round_steps}", *flags]
 
-    def reinforce(self, config: DaggerConfig, policy: Path, folder: Path, minutes: float, seed: int) -> list[str]:
-        """Reinforcement learning from a policy; a run that is already in the folder continues."""
-        flags = [*self.common, *shlex.split(config.round_rl_flags or ""), "--load_checkpoint", f"--seed={seed}"]
+    def reinforce(self, config: DaggerConfig, run: RLRun, minutes: float) -> list[str]:
+        """Reinforcement learning for some minutes, from the newest checkpoint if the run has any."""
+        flags = [*self.common, *shlex.split(config.round_rl_flags or ""), "--load_checkpoint", f"--seed={run.seed}"]
         flags += ["--no-val_before_train", "--eval_episodes=1"]  # `evaluate` measures the policy
-        flags += [f"--max_minutes={minutes:.3f}", f"--pretrain={policy}", f"--save_path={folder}"]
+        flags += [f"--max_minutes={minutes:.3f}", f"--pretrain={run.policy}", f"--save_path={run.folder}"]
         return [*ranks_module(ranks_of(config.round_rl_processes)), *self.programs[RL_TRAINING], *flags]
 
     def evaluate(self, config: DaggerConfig, policy: Path, output: Path) -> list[str]:
@@ -137,7 +152,7 @@ class Round:
         seconds: of recording, training and evaluation.
         source: kind of the round; None of round 0.
         gain: success less that of the best policy before it; 0 of round 0.
-        run: folder of the reinforcement learning that led to the policy, or None.
+        run: the reinforcement learning that led to the policy, or None.
     """
 
     policy: Path
@@ -145,7 +160,7 @@ class Round:
     seconds: float
     source: str | None = None
     gain: float = 0.0
-    run: Path | None = None
+    run: RLRun | None = None
 
     @property
     def slope(self) -> float:
@@ -185,10 +200,11 @@ def run_dagger(
         if source is not None:
             name = f"round {number}, {source}"
         if best is not None and source == RL:
-            run, policy = best.run or place / RL, place / POLICY_FOLDER
+            run = best.run or RLRun(best.policy, place / RL, seed_of_round)
+            policy = place / POLICY_FOLDER
             minutes = max(0.01, min(config.round_rl_minutes, left))
-            run_logged(commands.reinforce(config, best.policy, run, minutes, seed_of_round), place / "rl.log")
-            shutil.copytree(run / POLICY_FOLDER, policy)
+            run_logged(commands.reinforce(config, run, minutes), place / "rl.log")
+            shutil.copytree(run.folder / POLICY_FOLDER, policy)
         elif best is not None and source is not None:
             output = place / source
             minutes = max(0.01, _RECORDING_SHARE * left / _untried(config.round_sources, rounds))

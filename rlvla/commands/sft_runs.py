@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Container, Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from rlvla.envs.workers.guardian import MARK, new_mark
@@ -67,6 +68,7 @@ def run_logged(argv: Sequence[str], log: Path) -> None:
             child.kill()
             child.wait()
     if status:
-        name = argv[1] if argv[0] == "-m" else Path(argv[0]).name
+        *_, program = takewhile(lambda token: not token.startswith("--"), argv)
+        name = Path(program).name
         last = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_SHOWN_LINES:])
         raise SystemExit(f"{last}\n{name} failed; its output: {log}")
