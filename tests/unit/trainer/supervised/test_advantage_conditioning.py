@@ -121,7 +121,10 @@ def test_a_condition_that_is_always_dropped_is_plain_training(data: dict[str, st
     dropped = load_file(train(data, tmp_path / "dropped", *flags, "--condition_dropout", "1") / WEIGHTS)
     assert not dropped.pop("network.condition").any()
     assert plain.keys() == dropped.keys()
-    assert all(torch.equal(plain[name], dropped[name]) for name in plain)
+    # The parameter of the condition moves the others in the optimizer's flat buffer: on some processors, fused and
+    # separate multiply-adds meet other elements, and weights differ in the last bit.
+    for name in plain:
+        torch.testing.assert_close(dropped[name], plain[name], rtol=0, atol=1e-6, msg=name)
 
 
 @pytest.fixture(scope="module", params=["gaussian", "tokens", "flow"])
