@@ -116,15 +116,13 @@ def test_rows_carry_the_condition_unless_it_is_dropped(data: dict[str, str]) -> 
 
 @pytest.mark.parametrize("head", ["tokens", "flow"])
 def test_a_condition_that_is_always_dropped_is_plain_training(data: dict[str, str], tmp_path: Path, head: str) -> None:
-    flags = ["--compact_head", head]
+    # Without clipping: the last bit of the norm depends on the number of parameters, on some processors.
+    flags = ["--compact_head", head, "--max_norm", "1e9"]
     plain = load_file(train(data, tmp_path / "plain", *flags, condition=False) / WEIGHTS)
     dropped = load_file(train(data, tmp_path / "dropped", *flags, "--condition_dropout", "1") / WEIGHTS)
     assert not dropped.pop("network.condition").any()
     assert plain.keys() == dropped.keys()
-    # The parameter of the condition moves the others in the optimizer's flat buffer: on some processors, fused and
-    # separate multiply-adds meet other elements, and weights differ in the last bit.
-    for name in plain:
-        torch.testing.assert_close(dropped[name], plain[name], rtol=0, atol=1e-6, msg=name)
+    assert all(torch.equal(plain[name], dropped[name]) for name in plain)
 
 
 @pytest.fixture(scope="module", params=["gaussian", "tokens", "flow"])
