@@ -247,7 +247,7 @@ def run_dagger(
         )
         for number, one in enumerate(rounds)
     ]
-    show(table(("round", "recorded", "n", "success at end [95 %]", "time", "points a minute"), rows))
+    show(table(("round", "source", "n", "success at end [95 %]", "time", "points a minute"), rows))
     chosen = rounds.index(best)
     show(f"ended: {why}\nwritten: {folder / POLICY_FOLDER} ({f'round {chosen}' if chosen else 'the initial policy'})")
     return folder / POLICY_FOLDER

@@ -1,4 +1,4 @@
-"""Launcher processes of this rank, from /proc (Linux; elsewhere none are found), and device files of accelerators."""
+"""Launching of ranks; launcher processes of this rank, from /proc (Linux; elsewhere none), and accelerator devices."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def test_a_round_without_gain_is_left_to_its_data(
 def test_reinforcement_learning_continues_while_its_policy_is_the_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A round without gain leaves the best policy as it was; the next round of rl then starts from that one."""
+    """Its rounds are one run, with the same initial policy and seed; one without gain leaves the best policy as it was."""
     start, folder = tmp_path / "start", tmp_path / "dagger"
     start.mkdir()
     runs: list[tuple[str, ...]] = []
@@ -177,7 +177,7 @@ def test_reinforcement_learning_continues_while_its_policy_is_the_best(
         elif argv[0] == "collect":
             minutes.append(float(value_of(argv, "max_minutes")))
 
-    # rl gains, and again; its third round does not, the corrections after it do, and rl begins anew.
+    # rl gains twice; its third round does not, and corrections go on.
     outcomes = iter([40, 45, 60, 70, 70, 75, 70, 75])
     monkeypatch.setattr(dagger, "run_logged", run)
     monkeypatch.setattr(dagger, "success_of", lambda path: rate(next(outcomes)))
