@@ -159,7 +159,7 @@ def test_a_round_without_gain_is_left_to_its_data(
 def test_reinforcement_learning_continues_while_its_policy_is_the_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its rounds are one run, with the same initial policy and seed; one without gain leaves the best policy as it was."""
+    """Its rounds are one run, with one initial policy and seed; one without gain leaves the best policy as it was."""
     start, folder = tmp_path / "start", tmp_path / "dagger"
     start.mkdir()
     runs: list[tuple[str, ...]] = []
