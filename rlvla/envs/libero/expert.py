@@ -36,6 +36,7 @@ STILL, STILL_STEPS = 0.0008, 6  # meters per step below which the hand stands st
 OPEN_FRACTION = 0.8  # of a joint's range, from which on things fit in
 PUSH_TILT = math.radians(60)  # of a hand that pushes a drawer: fingers forward and down
 STUCK_STEPS, ESCAPE_STEPS = 25, 10
+JUTTING = 0.004  # meters above the rim of a drawer
 OPEN_GAP = 0.07  # meters between open fingers
 SLIP = 0.03  # meters by which a held object may move in the hand
 _HAND_RADIUS = 0.07  # meters around the grip site to keep clear of obstacles on the way
@@ -226,6 +227,10 @@ class LiberoExpert:
     def _target(self) -> Target:
         predicate = next((p for p in self.goal if not self.scene.holds(p)), None)
         if predicate != self._predicate:
+            if self._predicate is not None and self._memory.lowering and not self._memory.releasing:
+                # `in` may hold high above the bottom, from where the object would tumble.
+                kind, name, where = self._predicate
+                return self._pick_and_place(kind, name, where)
             moved_on = self._predicate is not None and self.scene.gap < OPEN_GAP
             self._predicate, self._memory = predicate, Memory(releasing=int(moved_on), leaving=moved_on)
         if self._memory.leaving:  # what the last predicate was about is still in the hand
@@ -283,7 +288,9 @@ class LiberoExpert:
         if grasp is None:
             return self._stay(OPEN)
         goal = grasp.position + self._offset
-        mat = self._pointing(grasp.yaw, goal)
+        mat = self._pointing(grasp.yaw, goal, grasp.tilt)
+        if grasp.tilt and scene.hand[2] > goal[2] + ALIGNED:
+            return self._reach_in(goal, mat)
         error = goal - scene.hand
         distance, turn = float(np.hypot(error[0], error[1])), abs(self._turn_to(grasp.yaw))
         descends = scene.hand[2] < goal[2] + 0.6 * HOVER
@@ -293,6 +300,21 @@ class LiberoExpert:
         if distance < (2 * ALIGNED if descends else ALIGNED) and turn < 1.5 * TURNED:
             return Target(goal, mat, OPEN)
         return self._travel(goal + [0.0, 0.0, HOVER], mat, OPEN, below=0.0)
+
+    def _reach_in(self, goal: np.ndarray, mat: np.ndarray) -> Target:
+        """Move above a grasp of a tilted hand, then along its pointing direction, which is free of obstacles."""
+        memory, scene = self._memory, self.scene
+        assert memory.heights is not None
+        back = mat[:, 2] / mat[2, 2]  # per meter of height
+        top = memory.heights.highest_on_way(goal[:2], goal[:2], _HAND_RADIUS)
+        above = goal + back * max(HOVER, top + grasps.TIP + MARGIN - goal[2])
+        height = min(float(scene.hand[2]), float(above[2]))
+        turn = float(np.linalg.norm(rotation_vector(mat @ scene.hand_mat.T)))
+        aside = float(np.linalg.norm((goal + back * (height - goal[2]) - scene.hand)[:2]))
+        if aside > 2 * MARGIN:
+            return self._travel(above, mat, OPEN, below=0.0)
+        lower = STEP_SIZE if turn < 2 * TURNED and aside < 2 * ALIGNED else 0.0
+        return Target(goal + back * max(0.0, height - lower - goal[2]), mat, OPEN)
 
     def _close(self, name: str) -> Target:
         memory = self._memory
@@ -307,7 +329,7 @@ class LiberoExpert:
         if grasp is None:
             return self._stay(CLOSE)
         goal = grasp.position + self._offset
-        return Target(goal, self._pointing(grasp.yaw, goal), CLOSE if closes else OPEN)
+        return Target(goal, self._pointing(grasp.yaw, goal, grasp.tilt), CLOSE if closes else OPEN)
 
     def _fingers_free(self) -> bool:
         """Whether the fingers are open, or open as far as they get."""
@@ -370,6 +392,8 @@ class LiberoExpert:
     def _carry(self, kind: str, name: str, where: str) -> Target:
         """Lift the held object, move it over its destination, lower it."""
         memory, scene = self._memory, self.scene
+        if kind == "on" and self._drags(where):
+            return self._drag(name, where)
         moved = memory.placed_on is None or float(np.linalg.norm(scene.pos(where) - memory.placed_on)) > 0.01
         if moved and not memory.lowering:
             self._plan_placement(kind, name, where)
@@ -386,8 +410,35 @@ class LiberoExpert:
                 return self._release()
             return Target(np.append(goal, placement.height + 0.003), mat, CLOSE)
         memory.lowering = False
+        aside = self._from_under(name)
+        if aside is not None:
+            return Target(scene.hand + np.append(0.04 * aside, 0.02), scene.hand_mat, CLOSE)
         bottom = float(scene.hand[2] - scene.points(name)[:, 2].min())
         return self._travel(np.append(goal, placement.height + 2 * MARGIN), mat, CLOSE, below=bottom + MARGIN)
+
+    def _drags(self, where: str) -> bool:
+        """Whether a held object would slip if it were lifted, and need not be: its destination is on the table."""
+        grasp, scene = self._memory.grasp, self.scene
+        on_table = scene.has(f"{where}_size") and scene.pos(where)[2] < self._floor() + MARGIN
+        return grasp is not None and grasp.cost > grasps.CLUMSY and on_table
+
+    def _drag(self, name: str, where: str) -> Target:
+        """Pull a held object over the table to the middle of a region."""
+        scene = self.scene
+        goal = scene.hand + scene.pos(where) - scene.pos(name)
+        return Target(np.append(goal[:2], scene.hand[2]), scene.hand_mat, CLOSE)
+
+    def _from_under(self, name: str) -> np.ndarray | None:
+        """Horizontal direction [2] out from under what hangs over a held object; None if nothing does."""
+        scene = self.scene
+        points, others = scene.points(name), scene.others(name)
+        low, high = points.min(axis=0), points.max(axis=0)
+        inside = (others[:, :2] > low[:2] + 0.01) & (others[:, :2] < high[:2] - 0.01)
+        over = others[inside.all(axis=1) & (others[:, 2] > high[2])]
+        if not len(over):
+            return None
+        way = 0.5 * (low + high)[:2] - over[:, :2].mean(axis=0)
+        return way / max(float(np.linalg.norm(way)), 1e-6)
 
     def _plan_placement(self, kind: str, name: str, where: str) -> None:
         memory, scene = self._memory, self.scene
@@ -507,9 +558,12 @@ class LiberoExpert:
         if slides:
             out, contact, _ = self._handle(name)
             way = -out
+            top = self._jutting(f"{name}_part")
+            if top is not None and not self._memory.pushing:
+                return self._press(top, way)
         else:
             contact, way = self._door_contact(name)
-        down = pointing_down(HOME_YAW + wrapped(math.atan2(way[1], way[0]) + math.pi / 2 - HOME_YAW, math.pi))
+        down = pointing_down(yaw_across(way))
         mat = down @ about_x(PUSH_TILT * float(down[:, 1] @ way)) if slides else down
         error = contact - scene.hand
         behind = float(error @ way)
@@ -520,6 +574,32 @@ class LiberoExpert:
         if self._memory.pushing:
             return Target(contact + 0.05 * way, mat, CLOSE)
         return self._approach(contact - 0.09 * way, mat, down, CLOSE)
+
+    def _jutting(self, part: str) -> np.ndarray | None:
+        """The highest point [3] of an object in a drawer that juts out above its rim; None if there is none."""
+        scene = self.scene
+        drawer = scene.points(part)
+        low, high = drawer.min(axis=0), drawer.max(axis=0)
+        highest = None
+        for name in scene.bodies:
+            points = scene.points(name)
+            middle = 0.5 * (points.min(axis=0) + points.max(axis=0))
+            if name == part or not ((middle > low) & (middle < high + [0.0, 0.0, 0.03])).all():
+                continue
+            top = points[points[:, 2].argmax()]
+            if top[2] > high[2] + JUTTING and (highest is None or top[2] > highest[2]):
+                highest = top + np.append(0.1 * (middle - top)[:2], 0.0)
+        return highest
+
+    def _press(self, top: np.ndarray, way: np.ndarray) -> Target:
+        """Press an object down into a drawer with closed fingers, which open across the way of the drawer."""
+        memory, scene = self._memory, self.scene
+        if memory.heights is None:
+            memory.heights = HeightMap(scene.others(""), self._floor())
+        down = pointing_down(yaw_across(way))
+        if float(np.linalg.norm((top - scene.hand)[:2])) < 2 * ALIGNED:
+            return Target(top - [0.0, 0.0, 0.05], down, CLOSE)
+        return self._travel(top + [0.0, 0.0, 0.02], down, CLOSE, below=0.0)
 
     def _door_contact(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Where a door that turns about a vertical axis is pushed, and in which direction, to close it."""
@@ -580,6 +660,11 @@ def about_x(angle: float) -> np.ndarray:
     """Rotation [3, 3] of a hand about the axis of its fingers, which takes its pointing direction to its y axis."""
     c, s = math.cos(angle), math.sin(angle)
     return np.array([[1.0, 0.0, 0.0], [0.0, c, s], [0.0, -s, c]])
+
+
+def yaw_across(way: np.ndarray) -> float:
+    """Yaw of a hand, close to the home pose, whose fingers open across a horizontal direction."""
+    return HOME_YAW + wrapped(math.atan2(way[1], way[0]) + math.pi / 2 - HOME_YAW, math.pi)
 
 
 def pointing_up(yaw: float) -> np.ndarray:

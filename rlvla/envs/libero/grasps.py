@@ -19,6 +19,10 @@ TIP, HAND_ABOVE = 0.012, 0.045
 HALF_OPENING, FINGER_THICKNESS, FINGER_HALF_WIDTH = 0.038, 0.022, 0.011
 HAND_HALF_LENGTH, HAND_HALF_WIDTH = 0.105, 0.035
 DEPTH = 0.024  # of the grip site below the top of the object between the fingers
+# A pinch with the fingertips, for flat objects: the grip site is above their top.
+PINCH_DEPTH, PINCH_COST = -0.003, 0.5
+CLUMSY = 1.0  # cost of a grasp
+TILT, TILT_COST = 0.45, 0.3  # of a hand beside what hangs over the object, radians
 CELL = 0.008  # of the search, and of height maps
 YAWS = 16  # in half a turn
 # The wrist lies above the grip site, and closer to the robot; its distance from the shoulder is at most `REACH`.
@@ -37,13 +41,15 @@ class Grasp:
         position: grip site [3].
         yaw: direction along which the fingers open, within a quarter turn of the home pose.
         width: of the object between the fingers.
-        cost: lower is better; above 1 a finger touches something on its way.
+        cost: lower is better; above `CLUMSY` it slips or a finger touches something on its way.
+        tilt: of a hand that points away from the robot, radians.
     """
 
     position: np.ndarray
     yaw: float
     width: float
     cost: float
+    tilt: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -83,14 +89,18 @@ def candidates_of(points: np.ndarray, com: np.ndarray) -> Candidates:
 
 
 def _search(points: np.ndarray, com: np.ndarray) -> Candidates:
-    found = [_search_yaw(points, com, number * math.pi / YAWS) for number in range(YAWS)]
+    yaws = np.arange(YAWS) * math.pi / YAWS
+    found = [_search_yaw(points, com, yaw, DEPTH, 0.0) for yaw in yaws]
+    found += [_search_yaw(points, com, yaw, PINCH_DEPTH, PINCH_COST) for yaw in yaws]
     position, yaw, width, cost = (np.concatenate(column) for column in zip(*found))
     order = np.argsort(cost, kind="stable")[:_KEPT]
     return Candidates(position[order], yaw[order], width[order], cost[order])
 
 
-def _search_yaw(points: np.ndarray, com: np.ndarray, yaw: float) -> tuple[np.ndarray, ...]:
-    """Position [K, 3], yaw, width and cost [K] of the grasps with one yaw."""
+def _search_yaw(
+    points: np.ndarray, com: np.ndarray, yaw: float, depth: float, base_cost: float
+) -> tuple[np.ndarray, ...]:
+    """Position [K, 3], yaw, width and cost [K] of the grasps with one yaw and depth."""
     across, along = _axes(yaw)
     u, v, z = points[:, :2] @ across, points[:, :2] @ along, points[:, 2]
     com_u, com_v = com @ across, com @ along
@@ -101,23 +111,24 @@ def _search_yaw(points: np.ndarray, com: np.ndarray, yaw: float) -> tuple[np.nda
     rows = between.any(axis=1)
     between, cv = between[rows], cv[rows]
     top = np.where(between, z, -np.inf).max(axis=1)
-    height = np.maximum(top - DEPTH, bottom + TIP + 0.004)
+    height = np.maximum(top - depth, bottom + TIP + 0.004)
     gripped = between & (z > height[:, None] - 0.008)
     low, high = np.where(gripped, u, np.inf).min(axis=1), np.where(gripped, u, -np.inf).max(axis=1)
     gripped_any = gripped.any(axis=1)
     low, high = np.where(gripped_any, low, 0.0), np.where(gripped_any, high, 1.0)
     width, cu = high - low, 0.5 * (low + high)
-    rows = (height <= top + 0.002) & (gripped.sum(axis=1) >= 4) & (width < 2 * HALF_OPENING - 0.006)
+    rows = (height <= top + 0.004) & (gripped.sum(axis=1) >= 4) & (width < 2 * HALF_OPENING - 0.006)
     # Different centers of the search may meet the same surface.
     keys = np.round(np.stack([cv, cu, height], axis=1)[rows], 3)
     first = np.flatnonzero(rows)[np.unique(keys, axis=0, return_index=True)[1]]
     cv, cu, height, width, gripped = cv[first], cu[first], height[first], width[first], gripped[first]
-    cost = 0.25 * np.hypot(cu - com_u, cv - com_v) / 0.03 + 0.3 * np.maximum(0.0, width - 0.06) / 0.01
+    cost = base_cost + 0.25 * np.hypot(cu - com_u, cv - com_v) / 0.03 + 0.3 * np.maximum(0.0, width - 0.06) / 0.01
     left, right = gripped & (v < cv[:, None] - 0.002), gripped & (v > cv[:, None] + 0.002)
     uneven = np.zeros(len(cu))
     for extreme, none in ((np.min, np.inf), (np.max, -np.inf)):
         a, b = (extreme(np.where(side, u, none), axis=1) for side in (left, right))
-        uneven += np.abs(np.where(np.isfinite(a) & np.isfinite(b), a - b, 0.0))
+        both = np.isfinite(a) & np.isfinite(b)
+        uneven[both] += np.abs(a[both] - b[both])
     one_sided = (left.sum(axis=1) < 2) | (right.sum(axis=1) < 2)
     cost += np.where(one_sided, 0.5, 0.6 * np.maximum(0.0, uneven - 0.003) / 0.01)
     cost += _collision_cost(u, v, z, cu, cv, height)
@@ -202,25 +213,34 @@ def plan_grasp(
         cost += 2.0 * (near & (np.abs(wrapped_array(turns + HOME_YAW - other.yaw)) < 0.3))
     near = others[(np.abs(others[:, :2] - position[:2]) < 0.25).all(axis=1)]
     order = np.argsort(cost, kind="stable")
-    best, choice = np.inf, 0
-    for start in range(0, len(order), 32):
-        block = order[start : start + 32]
-        if cost[block[0]] >= best:
+    best, choice, tilted = np.inf, 0, 0.0
+    for tilt, more in ((0.0, 0.0), (TILT, TILT_COST)):
+        if best < CLUMSY:
             break
-        angle = turns[block] + HOME_YAW
-        cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
-        x, y = near[:, 0] - places[block, :1], near[:, 1] - places[block, 1:2]
-        total = cost[block] + _collision_cost(
-            x * cos + y * sin,
-            y * cos - x * sin,
-            near[:, 2],
-            np.zeros(len(block)),
-            np.zeros(len(block)),
-            places[block, 2],
-        )
-        if total.min() < best:
-            best, choice = float(total.min()), int(block[total.argmin()])
-    return Grasp(places[choice], float(turns[choice]) + HOME_YAW, float(candidates.width[choice]), best)
+        for start in range(0, len(order), 32):
+            block = order[start : start + 32]
+            if cost[block[0]] + more >= best:
+                break
+            u, v, z = _in_hand(near, places[block], turns[block] + HOME_YAW, base, tilt)
+            none = np.zeros(len(block))
+            total = cost[block] + more + _collision_cost(u, v, z, none, none, none)
+            if total.min() < best:
+                best, choice, tilted = float(total.min()), int(block[total.argmin()]), tilt
+    return Grasp(places[choice], float(turns[choice]) + HOME_YAW, float(candidates.width[choice]), best, tilted)
+
+
+def _in_hand(
+    points: np.ndarray, places: np.ndarray, yaw: np.ndarray, base: np.ndarray, tilt: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Points [N, 3] in the frames of hands at places [K, 3] with yaw [K]: across, along and above, [K, N] each."""
+    x, y, z = (points[:, axis] - places[:, axis, None] for axis in range(3))
+    cos, sin = np.cos(yaw)[:, None], np.sin(yaw)[:, None]
+    u, v = x * cos + y * sin, y * cos - x * sin
+    if not tilt:
+        return u, v, z
+    way = (places - base)[:, :2] / np.linalg.norm((places - base)[:, :2], axis=1, keepdims=True)
+    angle = tilt * (way[:, 1:] * cos - way[:, :1] * sin)
+    return u, v * np.cos(angle) + z * np.sin(angle), z * np.cos(angle) - v * np.sin(angle)
 
 
 def wrapped_array(angles: np.ndarray) -> np.ndarray:

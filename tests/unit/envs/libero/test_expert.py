@@ -14,6 +14,7 @@ from rlvla.envs.experts.episode import ExpertEpisode, play_expert_episode
 from rlvla.envs.libero.env import in_order
 from rlvla.envs.libero.expert import LiberoExpert
 from rlvla.envs.libero.grasps import (
+    CLUMSY,
     HALF_OPENING,
     MOST_TILT,
     HeightMap,
@@ -79,6 +80,27 @@ def test_fingers_keep_clear_of_neighbors_and_of_grasps_that_failed() -> None:
     assert turned is not None and abs(wrapped(turned.yaw - HOME_YAW, math.pi)) > 0.6
     other = plan_grasp(cube, np.zeros(3), 0.0, NOTHING, BASE, [free])
     assert other is not None and not np.allclose(other.position, free.position, atol=0.004)
+
+
+def test_the_hand_tilts_beside_a_ledge_that_hangs_over_the_object() -> None:
+    bowl = candidates_of(ring(0.05, 0.05), np.zeros(2))
+    ledge = box((0.1, 0.2, 0.03), (0.12, 0.0, 0.18))  # from 2 cm behind the middle of the bowl, away from the robot
+    free = plan_grasp(bowl, np.zeros(3), 0.0, NOTHING, BASE)
+    below = plan_grasp(bowl, np.zeros(3), 0.0, ledge, BASE)
+    assert free is not None and free.tilt == 0.0
+    assert below is not None and below.tilt > 0 and below.cost < CLUMSY
+    assert below.cost > free.cost, "a hand that points down is preferred"
+
+
+def test_a_plate_is_pinched_by_its_sloping_rim() -> None:
+    well = [ring(radius, 0.0) + [0, 0, 0.008] for radius in np.linspace(0.0, 0.045, 10)]
+    slope = [ring(radius, 0.0) + [0, 0, 0.6 * radius - 0.019] for radius in np.linspace(0.045, 0.065, 8)]
+    plate = np.unique(np.concatenate([ring(0.03, 0.004), *well, *slope]), axis=0)
+    grasp = plan_grasp(candidates_of(plate, np.zeros(2)), np.zeros(3), 0.0, NOTHING, BASE)
+    assert grasp is not None and grasp.width < 0.02
+    radial = grasp.position[:2] / np.linalg.norm(grasp.position[:2])
+    assert abs(radial @ [math.cos(grasp.yaw), math.sin(grasp.yaw)]) > 0.95
+    assert grasp.position[2] > plate[:, 2].max(), "only the fingertips fit between plate and table"
 
 
 def test_the_hand_tilts_only_where_it_would_not_reach() -> None:
@@ -158,6 +180,16 @@ def test_the_expert_takes_over_before_and_after_the_grasp(env: Env, solution: Ex
     for takeover in (len(actions) // 4, 2 * len(actions) // 3):
         episode = play_expert_episode(env, expert(), 0, seed=0, prefix=actions[:takeover])
         assert episode["success_at_end"] and len(episode["actions"]) < len(actions) + 20
+
+
+@pytest.mark.parametrize("task_id, most_steps", [(3, 270), (5, 120)], ids=["under_an_open_drawer", "plate_dragged"])
+def test_the_expert_solves_what_cannot_be_grasped_from_straight_above(task_id: int, most_steps: int) -> None:
+    require_libero()
+    env = make_env("libero_goal", task_id, cameras=(), use_proprio=True)
+    for state in range(2):
+        episode = play_expert_episode(env, make_expert("libero_goal", task_id, ExpertConfig()), state, seed=0)
+        assert episode["success_at_end"] and len(episode["actions"]) < most_steps
+    env.close()
 
 
 def test_the_fingers_cannot_close_early() -> None:
