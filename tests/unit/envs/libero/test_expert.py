@@ -182,7 +182,7 @@ def test_the_expert_takes_over_before_and_after_the_grasp(env: Env, solution: Ex
         assert episode["success_at_end"] and len(episode["actions"]) < len(actions) + 20
 
 
-@pytest.mark.parametrize("task_id, most_steps", [(3, 270), (5, 120)], ids=["under_an_open_drawer", "plate_dragged"])
+@pytest.mark.parametrize(("task_id", "most_steps"), [(3, 270), (5, 120)], ids=["under_an_open_drawer", "plate_dragged"])
 def test_the_expert_solves_what_cannot_be_grasped_from_straight_above(task_id: int, most_steps: int) -> None:
     require_libero()
     env = make_env("libero_goal", task_id, cameras=(), use_proprio=True)
