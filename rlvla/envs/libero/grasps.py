@@ -28,6 +28,7 @@ YAWS = 16  # in half a turn
 # The wrist lies above the grip site, and closer to the robot; its distance from the shoulder is at most `REACH`.
 SHOULDER, WRIST_ABOVE, WRIST_BEHIND, REACH = 0.333, 0.204, 0.088, 0.67
 MOST_TILT = 0.5  # radians
+SLACK = 0.04  # meters of reach to spare: a stretched arm overshoots
 _MARGINS = ((0.003, 5.0), (0.008, 0.5))  # clearance, cost of violating it
 _KEPT = 400  # candidates per object
 _MOST_CACHED = 200  # objects
@@ -172,13 +173,13 @@ def overreach(places: np.ndarray, base: np.ndarray, tilt: float = 0.0) -> np.nda
 
 
 def reaching_tilt(place: np.ndarray, base: np.ndarray) -> float:
-    """The smallest tilt in radians with which the hand reaches a position [3], at most `MOST_TILT`."""
+    """The smallest tilt in radians with which the hand reaches a position [3] with slack, at most `MOST_TILT`."""
     low, high = 0.0, MOST_TILT
-    if overreach(place, base) <= 0.0:
+    if overreach(place, base) <= -SLACK:
         return 0.0
     for _ in range(6):
         middle = 0.5 * (low + high)
-        low, high = (low, middle) if overreach(place, base, middle) <= 0.0 else (middle, high)
+        low, high = (low, middle) if overreach(place, base, middle) <= -SLACK else (middle, high)
     return high
 
 
