@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     commands = RoundCommands(
         programs_of(__package__, __file__, "train_value_vla"),
         flags.training,
-        [*proprio, f"--seed={run.seed}", "--no-use_tensorboard"],
+        [*proprio, f"--seed={run.seed}", f"--save_steps={namespace.save_steps}", "--no-use_tensorboard"],
         flags.common,
     )
     folder = Path(run.save_path)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rlvla.checkpoints.run_folder import CHECKPOINTS, holds_no_checkpoint
 from rlvla.commands.sft_rounds import POLICY_FOLDER, success_of
 from rlvla.commands.sft_runs import TRAINING, run_logged
 from rlvla.utils.cli.flags import arg
@@ -71,13 +72,13 @@ class RoundCommands:
     def train_value(self, config: RecapConfig, demos: Sequence[str], folder: Path) -> list[str]:
         """Training of a return model on demonstrations and own episodes."""
         flags = ["--pretrain=compact", f"--max_epochs={config.value_epochs}", *self.value, f"--save_path={folder}"]
-        return [*self.programs["train_value_vla"], "--demos", *demos, *flags]
+        return [*self.programs["train_value_vla"], "--demos", *demos, *flags, "--load_checkpoint"]
 
     def train(self, config: RecapConfig, policy: Path, demos: Sequence[str], value: Path | None, folder: Path) -> list:
         """Training of the initial policy on demonstrations and own episodes; without `value` unconditioned."""
         flags = [f"--max_steps={config.round_steps}", f"--pretrain={policy}", f"--save_path={folder}"]
         flags += [] if value is None else [f"--advantage_conditioning={value}"]
-        return [*self.programs[TRAINING], *self.training, *flags, "--demos", *demos]
+        return [*self.programs[TRAINING], *self.training, *flags, "--load_checkpoint", "--demos", *demos]
 
     def evaluate(self, config: RecapConfig, policy: Path, output: Path) -> list[str]:
         """Greedy success of a policy on held-out states."""
@@ -153,7 +154,8 @@ def check_same_flags(folder: Path, flags: Mapping[str, object]) -> None:
 
 
 def _run_once(argv: Sequence[str], folder: Path, written: Path) -> None:
-    """Run a command that writes a folder, unless it has finished; what an interrupted one left is removed."""
+    """Run a command that writes a folder, unless it has finished; an interrupted one continues from its checkpoint."""
     if not written.exists():
-        shutil.rmtree(folder, ignore_errors=True)
+        if holds_no_checkpoint(folder / CHECKPOINTS):
+            shutil.rmtree(folder, ignore_errors=True)
         run_logged(argv, folder.with_suffix(".log"))

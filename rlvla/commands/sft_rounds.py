@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 POLICY_FOLDER = "policy"
 _PLAYING = ("num_envs", "env_python")  # flags of the training that apply to recording and evaluation
 _OF_TRAINING = ("heldout_tasks",)  # of `SplitConfig`: the training has this flag
-_REPLACED = ("config", "demos", "dry_run", "max_steps", "pretrain", "save_path")  # flags of the training
+# Flags of the training.
+_REPLACED = ("config", "demos", "dry_run", "load_checkpoint", "max_steps", "pretrain", "save_path")
 
 
 def rounds_parser(package: str | None, description: str, output: str, groups: Mapping[str, type]) -> Parser:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from torch import nn
 
-from rlvla.checkpoints.run_folder import claimed_run_folder, run_folder_problem
+from rlvla.checkpoints.run_folder import CHECKPOINTS, claimed_run_folder, holds_no_checkpoint, run_folder_problem
 from rlvla.commands.model_checks import mismatch_with_policy
 from rlvla.commands.new_models import is_new, new_model, new_model_problems
 from rlvla.commands.run_policies import policy_folder
@@ -34,13 +35,15 @@ from rlvla.utils.files import BestEffortWriter, output_folder_problem, write_jso
 from rlvla.utils.seeding import seed_everything
 from rlvla.utils.terminal import count, header, log, quiet_libraries, table
 
+AnyRun = TypeVar("AnyRun", bound=SupervisedRunConfig)
 Run = TypeVar("Run", bound=FrameRunConfig)
 Config = TypeVar("Config", bound=FrameModelConfig)
 
 
 def supervised_problems(run: SupervisedRunConfig, config: SFTConfig | FrameModelConfig) -> Iterator[Problem]:
     """Folders that cannot be used, and a batch that the ranks cannot share."""
-    if folder := run_folder_problem(run.save_path):
+    resuming = None if holds_no_checkpoint(Path(run.save_path) / CHECKPOINTS) else run.load_checkpoint
+    if folder := run_folder_problem(run.save_path, resuming=resuming):
         yield Problem("save_path", "folder_in_use", f"--save_path: {folder}")
     if run.fallback_path and (folder := output_folder_problem(run.fallback_path)):
         yield Problem("fallback_path", "folder_in_use", f"--fallback_path: {folder}")
@@ -48,6 +51,18 @@ def supervised_problems(run: SupervisedRunConfig, config: SFTConfig | FrameModel
     if config.train_batch_size % ranks:
         text = f"--train_batch_size {config.train_batch_size} must be divisible by the number of ranks {ranks}"
         yield Problem("train_batch_size", "not_divisible", text)
+
+
+def only_resuming(run: AnyRun) -> AnyRun:
+    """The run with `load_checkpoint` only if there is a checkpoint to resume from."""
+    resumes = run.load_checkpoint and not holds_no_checkpoint(Path(run.save_path) / CHECKPOINTS)
+    return replace(run, load_checkpoint=resumes)
+
+
+def claimed_folder(run: SupervisedRunConfig, strategy: DeepspeedStrategy) -> AbstractContextManager[None]:
+    """The lock of the run folder, which is emptied unless the run resumes."""
+    folder = Path(run.save_path)
+    return claimed_run_folder(folder, strategy, folder / CHECKPOINTS, resuming=run.load_checkpoint)
 
 
 def supervised_header(
@@ -103,7 +118,7 @@ def run_frame_model(
     Raises:
         ConfigError: all problems of the configuration, before anything is started.
     """
-    run = replace(run, pretrain=policy_folder(run.pretrain))
+    run = only_resuming(replace(run, pretrain=policy_folder(run.pretrain)))
     groups = (run, sizes, config, strategy_config)
     problems = [*(p for group in groups for p in range_problems(group)), *supervised_problems(run, config)]
     problems += [*strategy_config.problems(), *no_effect_problems(groups, {}, given), *flag_problems]
@@ -122,10 +137,12 @@ def run_frame_model(
     strategy = DeepspeedStrategy(strategy_config, seed=run.seed)
     seed_everything(run.seed)
     save_path = Path(run.save_path)
-    with claimed_run_folder(save_path, strategy):
+    with claimed_folder(run, strategy):
         if strategy.is_main:
             write_config_file(save_path, groups)
         trainer = new_trainer(_start_of_frame_model(run, sizes, demos, strategy), demos, strategy, config, run)
+        if run.load_checkpoint:
+            trainer.resume()
         trainer.logger.describe(groups, outcomes=(trainer.outcome,))
         if strategy.is_main:
             log.info(supervised_header(trainer.name.replace("_", " "), run, config, trainer.model, demos, strategy))
@@ -154,7 +171,7 @@ def _start_of_frame_model(
     pretrain = Path(run.pretrain)
     if is_new(run.pretrain):
         pretrain = Path(run.save_path) / "start"
-        if strategy.is_main:
+        if strategy.is_main and not run.load_checkpoint:
             new_model(pretrain, demos, run, sizes)
         strategy.barrier()
     return _start(pretrain, run, demos)

@@ -17,7 +17,6 @@ import torch
 
 from rlvla.algorithms.iql import RowWeights, awr_weights
 from rlvla.checkpoints.policy_folder import PolicyRecord, learned_states, recorded_environment
-from rlvla.checkpoints.run_folder import claimed_run_folder
 from rlvla.commands.check_demos import warn_of
 from rlvla.commands.custom_modules import CustomConfig, modules_with_suites, words_for_later_commands
 from rlvla.commands.dry_run import sft_report
@@ -34,7 +33,7 @@ from rlvla.commands.new_models import (
 from rlvla.commands.ppo_checks import untrainable
 from rlvla.commands.run_policies import policy_folder
 from rlvla.commands.setup import instruction_source, instructions_of, start_workers
-from rlvla.commands.supervised import supervised_header, supervised_problems
+from rlvla.commands.supervised import claimed_folder, only_resuming, supervised_header, supervised_problems
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_several
 from rlvla.data.rows import rows_per_epoch
@@ -98,13 +97,16 @@ def run_sft(
     `no_effect_problems`.
     """
     validation = validation or ValidationConfig()
-    run = replace(run, pretrain=policy_folder(run.pretrain, env_python=validation.env_python))
+    run = only_resuming(replace(run, pretrain=policy_folder(run.pretrain, env_python=validation.env_python)))
     parts = (run, tiny, config, actor_config, strategy_config, validation)
     problems = [*(p for part in parts for p in range_problems(part)), *supervised_problems(run, config)]
     problems += strategy_config.problems() + no_effect_problems(parts, unselected, given)
     if config.ema_decay and strategy_config.zero_stage == 3:
         text = f"--ema_decay {config.ema_decay} needs whole parameters on every rank: --zero_stage 0, 1 or 2"
         problems.append(Problem("ema_decay", "contradiction", text))
+    if run.load_checkpoint and Path(run.save_path, "policy").exists():
+        text = f"--load_checkpoint: the run in {run.save_path} has ended, and its policy is in policy/"
+        problems.append(Problem("load_checkpoint", "changed", f"{text}; name another --save_path"))
     by_advantage = config.advantage_conditioning or config.advantage_weighting
     if by_advantage is not None:
         config = replace(config, autonomous_weight=1.0)
@@ -160,7 +162,7 @@ def run_sft(
         playing = None if episodes is None else episodes(modules_with_suites(custom), stack)
         strategy = DeepspeedStrategy(strategy_config, seed=run.seed)
         seed_everything(run.seed)
-        stack.enter_context(claimed_run_folder(Path(run.save_path), strategy))
+        stack.enter_context(claimed_folder(run, strategy))
         return _train(run, tiny, config, actor_config, strategy, demos, [*parts, custom], validation, playing)
 
 
@@ -183,7 +185,7 @@ def _train(
     pretrain = Path(run.pretrain)
     if is_new(run.pretrain) or run.fit_to_demos:
         pretrain = save_path / "start"
-        if strategy.is_main:
+        if strategy.is_main and not run.load_checkpoint:
             _write_start(pretrain, demos, run, tiny)
         strategy.barrier()
     overrides = _overrides(pretrain, run, tiny, demos)
@@ -214,8 +216,9 @@ def _train(
         positive,
         None if weights is None else weights.weights,
     )
+    resumed = run.load_checkpoint and trainer.resume()
     trainer.logger.describe(parts, outcomes=("sft/accuracy",))
-    if weights is not None:
+    if weights is not None and not resumed:
         shares = {"sft/awr_effective_share": weights.effective, "sft/awr_clipped_share": weights.clipped}
         trainer.logger.log(shares, 0)
     if strategy.is_main:

@@ -149,7 +149,8 @@ def with_references(name: str, settings: Settings, earlier: Mapping[str, Setting
     kind, completed = KINDS[name], dict(settings)
     if kind.writes and completed.get(kind.writes) is None:
         completed[kind.writes] = str(output_of(name, settings, folder))
-    if name in ("sac", "rl") and completed.get("load_checkpoint") is None:
+    resumes = kind.resumes or (name == "sft" and completed.get("save_steps"))
+    if resumes and kind.command.startswith("train_") and completed.get("load_checkpoint") is None:
         completed["load_checkpoint"] = True
     for flag, what in (kind.reads or {}).items():
         if completed.get(flag) is not None:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlvla.checkpoints.run_folder import CHECKPOINTS, holds_no_checkpoint
 from rlvla.recipes.recipe import KINDS, OUTPUT, POLICY_FOLDER, Stage
 from rlvla.utils.data_files import check_types, read_json
 from rlvla.utils.errors import ConfigError
@@ -134,9 +135,10 @@ class State:
     def remove_unfinished(self, stage: Stage) -> None:
         """Remove the output of an interrupted attempt, unless the command continues from it."""
         key, record = self._key(stage), self.of(stage)
-        if record is None or KINDS[stage.name].resumes or Path(key).is_absolute():
-            return
         path = self.folder / key
+        resumes = KINDS[stage.name].resumes or not holds_no_checkpoint(path / CHECKPOINTS)
+        if record is None or resumes or Path(key).is_absolute():
+            return
         if path.is_dir():
             shutil.rmtree(path)
         else:

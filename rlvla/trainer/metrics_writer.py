@@ -153,7 +153,7 @@ class MetricsLogger:
         self._board: _Board | None = None
         self._lines: LineFile | None = None
         self._wandb: Any = None
-        self._uploaded: set[tuple[int, bool]] = set()  # step, whether it is an evaluation: logged before a resume
+        self._uploaded: set[tuple[int, str]] = set()  # steps and kinds of lines logged before a resume
         if folder is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
@@ -180,7 +180,7 @@ class MetricsLogger:
             self._wandb.define_metric("*", step_metric="step")
             if not self._wandb_is_new:
                 records = read_lines(folder / METRICS_FILE) if (folder / METRICS_FILE).exists() else []
-                self._uploaded = {(record["step"], _is_evaluation(record)) for record in records}
+                self._uploaded = {(record["step"], _kind(record)) for record in records}
 
     def reopen(self) -> None:
         """Continue in new files, after the folder was deleted and created again."""
@@ -229,7 +229,7 @@ class MetricsLogger:
         """Rewrite `metrics.jsonl` and the events from step `first` on with these records and images."""
         assert self._folder is not None
         file = self._folder / METRICS_FILE
-        kept = {(record["step"], _is_evaluation(record)): record for record in records}  # the last of duplicates
+        kept = {(record["step"], _kind(record)): record for record in records}  # the last of duplicates
         text = "".join(json.dumps(record) + "\n" for record in kept.values())
         # On a full disk the file stays as it is; `read_metrics` uses the last of duplicate lines.
         BestEffortWriter(METRICS_FILE).attempt(lambda: write_atomic(file, text.encode()))
@@ -284,7 +284,7 @@ class MetricsLogger:
 
     def _upload(self, metrics: Mapping[str, float], step: int) -> None:
         """Log scalars to Weights & Biases, unless an earlier process of the run did: nothing can be replaced."""
-        if self._wandb and (step, _is_evaluation(metrics)) not in self._uploaded:
+        if self._wandb and (step, _kind(metrics)) not in self._uploaded:
             self._wandb.log({**metrics, "step": step})
 
     def _show(self, metrics: Mapping[str, float], step: int, wall_time: float) -> None:
@@ -349,6 +349,11 @@ class MetricsLogger:
 def _is_evaluation(record: Mapping[str, Any]) -> bool:
     """Whether a line of metrics belongs to an evaluation rather than an iteration."""
     return any(name.startswith(("eval/", "eval_sampled/")) for name in record)
+
+
+def _kind(record: Mapping[str, Any]) -> str:
+    """What distinguishes the lines of a step: iteration, evaluation, measurement of supervised training."""
+    return min((name for name in record if name not in ("step", "time")), default="")
 
 
 def _as_number_or_text(value: Any) -> float | str:

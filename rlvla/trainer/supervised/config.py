@@ -98,6 +98,9 @@ class SupervisedRunConfig(ReadOptions):
     )
     unnorm_key: str | None = arg(None, "entry of the dataset statistics (default: the only one)", metavar="KEY")
     seed: int = arg(0, "seed of weights, batches and held-out data", minimum=0, maximum=MAX_SEED, essential=True)
+    load_checkpoint: bool = arg(
+        False, "resume from the newest checkpoint of --save_steps, or start from scratch if there is none"
+    )
 
 
 @dataclass(frozen=True)
@@ -211,6 +214,13 @@ class OptimizerConfig(LoggingConfig):
     l2: float = arg(0.01, "AdamW weight decay", minimum=0, aliases=("weight_decay",))
     max_bad_steps: int = max_bad_steps_flag()
     logging_steps: int = arg(20, "log metrics every this many optimizer steps", minimum=1)
+    save_steps: int = arg(
+        0,
+        "write a checkpoint every this many optimizer steps (after one that is logged), from which --load_checkpoint "
+        "continues; only the newest is kept; 0: none",
+        minimum=0,
+        aliases=("save_freq",),
+    )
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from rlvla.experience import Experience
 from rlvla.trainer.guards import BadSteps
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.metrics_writer import Layout, MetricsLogger
+from rlvla.trainer.supervised.checkpoints import SupervisedCheckpoints
 from rlvla.trainer.supervised.config import FrameModelConfig
 from rlvla.utils.bars import progress_bar
 from rlvla.utils.deepspeed.engine import OptimConfig
@@ -64,7 +65,7 @@ class FrameTrainer(ABC):
         self._strategy, self._save_path, self._record, self.model = strategy, save_path, record, model
         self._fallback_path, self.exported = fallback_path, save_path / self.name
         self._items, self._drawn, self._batch = items, drawn, min(batch, drawn)
-        self._epochs, self._logging_steps = config.max_epochs, config.logging_steps
+        self._logging_steps = config.logging_steps
         self._total = config.max_epochs * (drawn // self._batch)
         optim = OptimConfig(
             config.learning_rate, (0.9, 0.95), config.l2, config.lr_scheduler, config.lr_warmup_ratio, self._total
@@ -78,6 +79,9 @@ class FrameTrainer(ABC):
             wandb_run=config.wandb_run,
             layout=self._layout,
         )
+        run = {"items": items, "batch_size": self._batch, "optimizer_steps": self._total}
+        self._checkpoints = SupervisedCheckpoints(save_path, config, {self.name: self._engine}, strategy, run)
+        self._step, self._kept = 0, dict[str, float]()  # optimizer steps taken, metrics of the exported model
 
     @property
     def _layout(self) -> Layout:
@@ -92,39 +96,62 @@ class FrameTrainer(ABC):
     def evaluate(self) -> dict[str, float]:
         """Metrics on the held-out episodes."""
 
+    def resume(self) -> bool:
+        """Restore the newest checkpoint of the run; False if there is none. Called before anything is logged.
+
+        Raises:
+            ConfigError: the checkpoint was written with other flags or data, or cannot be used.
+        """
+        loaded = self._checkpoints.load()
+        if loaded is None:
+            self.logger.rewind(-1, evaluates_again=False)
+            return False
+        self._step, state, _ = loaded
+        self._kept = state["kept"]
+        self.logger.rewind(self._step, evaluates_again=False)
+        return True
+
     def fit(self) -> dict[str, float]:
         """Train, export the model of the last or the best epoch, and return its metrics on the held-out episodes.
 
         Raises:
             TrainingHalted: too many consecutive steps were not finite; nothing is exported.
         """
-        step, size, means, name, kept = 0, self._batch, Metrics(), self.name, dict[str, float]()
-        label = name.replace("_", " ")
+        size, means, name = self._batch, Metrics(), self.name
+        label, per_epoch = name.replace("_", " "), self._drawn // self._batch
         with progress_bar(self._total, label, enabled=self._strategy.is_main) as bar:
-            for epoch in range(self._epochs):
+            bar.update(self._step)
+            while self._step < self._total:
+                epoch, number = divmod(self._step, per_epoch)
                 order = derive_rng(self._strategy.seed, label, epoch).permutation(self._items)[: self._drawn]
-                for start in range(0, len(order) - size + 1, size):
-                    step += 1
-                    self._step(step, torch.from_numpy(order[start : start + size]), means)
-                    if step % self._logging_steps == 0 or step == self._total:
+                for start in range(number * size, per_epoch * size, size):
+                    self._step += 1
+                    self._train_step(self._step, torch.from_numpy(order[start : start + size]), means)
+                    if self._step % self._logging_steps == 0 or self._step == self._total:
                         values = means.reduce(self._strategy)
-                        self.logger.log(values | {f"{name}/lr": self._engine.learning_rate}, step)
+                        self.logger.log(values | {f"{name}/lr": self._engine.learning_rate}, self._step)
                         bar.set_postfix_str(f"loss {values[f'{name}/loss']:.3f}", refresh=False)
                         means = Metrics()
                     bar.update(1)
-                if self.selects_by is None and step < self._total:
-                    continue
-                metrics = self.evaluate()
-                self.logger.log(metrics, step)
-                if not kept or self.selects_by is None or metrics[self.selects_by] > kept[self.selects_by]:
-                    kept, result = metrics, self._save_path / name
-                    self.exported = export_policy(
-                        self._engine, result, self._strategy, self._record, self._fallback_path
-                    )
+                    if self._step % per_epoch == 0:
+                        self._select()
+                    if self._checkpoints.due(self._step):
+                        self._checkpoints.save(self._step, {"kept": self._kept})
         self.logger.close()
-        return kept
+        return self._kept
 
-    def _step(self, step: int, items: Tensor, means: Metrics) -> None:
+    def _select(self) -> None:
+        """Evaluate after an epoch, if epochs are selected or it is the last one, and export the best model."""
+        if self.selects_by is None and self._step < self._total:
+            return
+        metrics = self.evaluate()
+        self.logger.log(metrics, self._step)
+        if not self._kept or self.selects_by is None or metrics[self.selects_by] > self._kept[self.selects_by]:
+            self._kept = metrics
+            result = self._save_path / self.name
+            self.exported = export_policy(self._engine, result, self._strategy, self._record, self._fallback_path)
+
+    def _train_step(self, step: int, items: Tensor, means: Metrics) -> None:
         """One optimizer step on the given items, which are split over the ranks."""
         self._engine.train()
         loss, inputs, labels = self._loss(items[self._strategy.rank :: self._strategy.world_size])

@@ -108,7 +108,6 @@ class ReturnModelTrainer(FrameTrainer):
     outcome = selects_by
     model: Any
     _record: ReturnRecord
-    _best: float | None  # explained variance of the best epoch
     _shifts: Tensor  # [2, B, N], of the images of a step
 
     def __init__(
@@ -123,7 +122,7 @@ class ReturnModelTrainer(FrameTrainer):
         fallback_path: str | None = None,
     ):
         self._train, self._heldout = split_episodes(demos, config.heldout_share, strategy.seed)
-        self._demos, self._config, self._best = demos, config, None
+        self._demos, self._config = demos, config
         facts = record.facts
         self._rows = ReturnRows.of(demos, self._train, model, facts.scales)
         self._transitions: Transitions | None = None
@@ -165,11 +164,11 @@ class ReturnModelTrainer(FrameTrainer):
         loss = iql_loss(**output, targets=targets, expectile=self._config.expectile)
         return loss.sum() + of_returns, labels
 
-    def _step(self, step: int, items: Tensor, means: Metrics) -> None:
+    def _train_step(self, step: int, items: Tensor, means: Metrics) -> None:
         images, seed = self._rows.inputs.images, derive_seed(self._strategy.seed, "image shift", step)
         generator = torch.Generator().manual_seed(seed)
         self._shifts = random_shifts(len(items), images.shape[1], self._config.image_shift, generator)
-        super()._step(step, items, means)
+        super()._train_step(step, items, means)
         if self._transitions is not None:
             self.model.head.update_targets(self._config.target_tau)
 
@@ -187,10 +186,10 @@ class ReturnModelTrainer(FrameTrainer):
         success = np.repeat(
             [self._demos.success[i] for i in self._heldout], [len(self._demos.images[i]) for i in self._heldout]
         )
-        best = self._best is None or explained["heldout"] > self._best
+        best = not self._kept or explained["heldout"] > self._kept[self.selects_by]
         if best:
-            self._best = explained["heldout"]
-            self._record = replace(self._record, facts=replace(self._record.facts, explained_variance=self._best))
+            facts = replace(self._record.facts, explained_variance=explained["heldout"])
+            self._record = replace(self._record, facts=facts)
         if best and self._strategy.is_main:
             path = self._save_path / CALIBRATION_FILE
             BestEffortWriter(CALIBRATION_FILE).attempt(

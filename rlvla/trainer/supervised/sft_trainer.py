@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from rlvla.trainer.metrics_writer import SFT_LAYOUT, MetricsLogger
 from rlvla.trainer.models import WeightAverage
 from rlvla.trainer.observers import OptimizerStep
 from rlvla.trainer.replay import micro_batches
+from rlvla.trainer.supervised.checkpoints import SupervisedCheckpoints
 from rlvla.trainer.supervised.config import SFTConfig, ValidationConfig
 from rlvla.trainer.supervised.validation import (
     Baselines,
@@ -49,6 +50,7 @@ from rlvla.utils.terminal import log
 if TYPE_CHECKING:
     from rlvla.models.actor import Actor
 
+BEST_POLICY = "best_policy"  # folder of the best policy during training, with --early_stopping
 COOL_DOWN = 0.1  # fraction of the steps so far in which --early_stopping lowers the learning rate to 0
 
 
@@ -116,7 +118,7 @@ class SFTTrainer:
             ),
         )
         self._average = WeightAverage(self._engine, config.ema_decay) if config.ema_decay else None
-        self._updates = 0
+        self._updates, self._step = 0, 0  # updates of the average, optimizer steps of earlier sessions
         self._validation: Validation | None = None
         if validation.active:
             self._validation = Validation(
@@ -142,6 +144,40 @@ class SFTTrainer:
             wandb_run=config.wandb_run,
             layout=SFT_LAYOUT,
         )
+        run = {"rows": len(train), "batch_size": config.train_batch_size, "optimizer_steps": self._total}
+        self._checkpoints = SupervisedCheckpoints(save_path, config, {"actor": self._engine}, strategy, run)
+
+    def resume(self) -> bool:
+        """Restore the newest checkpoint of the run; False if there is none. Called before anything is logged.
+
+        Raises:
+            ConfigError: the checkpoint was written with other flags or data, or cannot be used.
+        """
+        loaded = self._checkpoints.load()
+        if loaded is None:
+            self.logger.rewind(-1, evaluates_again=False)
+            return False
+        self._step, state, tensors = loaded
+        self._learned, self._updates = state["learned"], state["updates"]
+        self._history.measurements = [Measurement.from_dict(raw) for raw in state["history"]]
+        if state["kept"] is not None:
+            self._kept = self._history.measurements[state["kept"]], self._save_path / BEST_POLICY
+        if self._average is not None:
+            self._average.load_state_dict(tensors["ema"])
+        self.logger.rewind(self._step, evaluates_again=False)
+        return True
+
+    def _save(self, step: int) -> None:
+        """Write a checkpoint."""
+        measurements = self._history.measurements
+        state = {
+            "learned": self._learned,
+            "updates": self._updates,
+            "history": [asdict(measurement) for measurement in measurements],
+            "kept": None if self._kept is None else measurements.index(self._kept[0]),
+        }
+        average = {} if self._average is None else {"ema": self._average.state_dict()}
+        self._checkpoints.save(step, state, average)
 
     def fit(self) -> dict[str, float]:
         """Run the optimizer steps, export the policy, and return the metrics of the last steps.
@@ -155,9 +191,11 @@ class SFTTrainer:
         means, watch, last, start = Metrics(), Stopwatch(), {}, time.perf_counter()
         end, cooling = self._total, False
         with progress_bar(self._total, "SFT", enabled=self._strategy.is_main) as bar:
-            self._measure(0, bar)
+            bar.update(self._step)
+            if not self._step:
+                self._measure(0, bar)
             self._engine.train()
-            for step, batch in enumerate(self._batches(), start=1):
+            for step, batch in enumerate(self._batches(), start=self._step + 1):
                 self._learned += self._engine.learning_rate
                 with watch.phase("update"):
                     norm = self._train_step(step, batch, means)
@@ -178,6 +216,8 @@ class SFTTrainer:
                     break
                 if self._history.exhausted and not cooling:
                     end, cooling = self._cool_down(step), True
+                if not cooling and self._checkpoints.due(step):  # a cool-down begins again
+                    self._save(step)
         self.exported = self._export()
         self._conclude(time.perf_counter() - start)
         self.logger.close()
@@ -210,7 +250,7 @@ class SFTTrainer:
         self._log(progress_line(measurement, validation.baselines, epochs))
         if best and self._patience and not last:
             try:
-                self._kept = measurement, self._write_policy("best_policy")
+                self._kept = measurement, self._write_policy(BEST_POLICY)
             except SaveError as error:
                 self._log(f"warning: {error}; training continues")
 
@@ -266,7 +306,8 @@ class SFTTrainer:
         config, strategy = self._config, self._strategy
         sizes = config.train_batch_size, config.max_epochs
         shares = strategy.rank, strategy.world_size
-        return self._rows.batches(*sizes, strategy.seed, *shares, self._train_rows, config.autonomous_weight)
+        rows, own = self._train_rows, config.autonomous_weight
+        return self._rows.batches(*sizes, strategy.seed, *shares, rows, own, self._step)
 
     def _train_step(self, step: int, batch: Experience, means: Metrics) -> float:
         """One optimizer step; returns the gradient norm."""

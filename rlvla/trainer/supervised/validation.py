@@ -6,7 +6,7 @@ Baselines are predictions without images. Chunks of actions are [N, A, D] in uni
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +87,17 @@ class Measurement:
     heldout: Quality | None = None
     success: Rate | None = None
     learned: float = 0.0
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Measurement:
+        """Inverse of `dataclasses.asdict`, also after JSON."""
+        train, heldout = (
+            None if raw[side] is None else Quality(**raw[side] | {"errors": tuple(raw[side]["errors"])})
+            for side in ("train", "heldout")
+        )
+        assert train is not None
+        success = None if raw["success"] is None else Rate(**raw["success"])
+        return cls(raw["step"], raw["epoch"], train, heldout, success, raw["learned"])
 
 
 class History:
