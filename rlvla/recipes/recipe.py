@@ -31,7 +31,8 @@ ALL = "all"  # beside the stages: settings for every stage that has such a flag
 MINUTES, PROCESSES = "minutes", "processes"  # settings of a stage that are not flags of its command
 _STAGE_SETTINGS = (MINUTES, PROCESSES)
 MAX_MINUTES = "max_minutes"  # flag of commands that can end early
-_OF_SFT_ALONE = (*_STAGE_SETTINGS, "save_path", "fallback_path")  # settings that do not apply to the stage `tune`
+# Settings that do not apply to the stage `tune`.
+_OF_SFT_ALONE = (*_STAGE_SETTINGS, "save_path", "fallback_path", "save_steps", "load_checkpoint")
 # Settings of the stage `rl` that do not apply to rounds of it, which measure their success themselves.
 _OF_RL_ALONE = (
     *(*_STAGE_SETTINGS, MAX_MINUTES, "save_path", "fallback_path", "pretrain", "load_checkpoint", "val_before_train"),

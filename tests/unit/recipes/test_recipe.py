@@ -118,6 +118,8 @@ def test_stages_read_the_outputs_of_earlier_ones(tmp_path: Path, parsers: dict[s
     assert f"--demos={run}/demos/demos.hdf5" in stages["sft"].argv
     assert f"--pretrain={run}/sft/policy" in stages["eval_sft"].argv
     assert f"--pretrain={run}/sft/policy" in stages["rl"].argv and "--load_checkpoint" in stages["rl"].argv
+    assert "--load_checkpoint" not in stages["sft"].argv
+    assert "--load_checkpoint" in planned(tmp_path, parsers, assignments=["sft.save_steps=100"])["sft"].argv
     assert f"--pretrain={run}/ppo/policy" in stages["eval_rl"].argv
     assert stages["eval_rl"].output == run / "eval_rl.json"
     assert (stages["sft"].processes, stages["demos"].processes, stages["demos"].minutes) == (2, 1, 1)
