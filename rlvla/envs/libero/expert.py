@@ -201,7 +201,8 @@ class LiberoExpert:
         action = np.zeros(7)
         action[:3] = np.clip((error + self._integral) / STEP_SIZE, -1.0, 1.0)
         action[3:6] = np.clip(turn / TURN_SIZE, -_MOST_TURN, _MOST_TURN)
-        if self._escaping:
+        grasp = self._memory.grasp
+        if self._escaping or (grasp is not None and grasp.tilt and not turn.any()):
             action[3:6] = 1e-3  # without a rotation, the controller keeps its last goal
         action[6] = target.gripper
         return disturb(action, slice(0, 6), self.config, self._rng)
