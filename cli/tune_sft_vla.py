@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     trials = collected(problems, lambda: config.combinations(training))
     if trials is None or problems:
         raise ConfigError(problems)
-    withheld = (*OWN_FLAGS, "config", "dry_run", "max_steps", "save_path")
+    withheld = (*OWN_FLAGS, "config", "dry_run", "load_checkpoint", "max_steps", "save_path", "save_steps")
     program = program_of(TRAINING, __package__, __file__)
     trial = trial_command(program, list(without_flags(build_parser(), tokens, withheld)), given)
     check_command(dry_trial(trials[0], folder, trial), quiet=not namespace.dry_run)

@@ -47,7 +47,7 @@ def checkpoint_folder_problem(folder: str | Path, *, resuming: bool | None = Non
     """
     if target_problem(folder, folder=True):
         return None
-    return None if holds_no_checkpoint(Path(folder)) else output_folder_problem(folder, resuming=resuming)
+    return None if _holds_no_checkpoint(Path(folder)) else output_folder_problem(folder, resuming=resuming)
 
 
 def ended_early(folder: str | Path, checkpoints: Path | None = None) -> bool:
@@ -67,12 +67,7 @@ def _holds_only_a_start(path: Path, checkpoints: Path | None) -> bool:
         return (path / _LOCK).is_file()
     if not names & _MARKS or names - _INITIAL - {CHECKPOINTS}:
         return False
-    return all(map(holds_no_checkpoint, (path / CHECKPOINTS, checkpoints, *_checkpoints_elsewhere(path))))
-
-
-def holds_no_checkpoint(folder: Path | None) -> bool:
-    """Whether a folder has no checkpoint; hidden entries are incomplete ones."""
-    return folder is None or not folder.is_dir() or all(entry.name.startswith(".") for entry in folder.iterdir())
+    return all(map(_holds_no_checkpoint, (path / CHECKPOINTS, checkpoints, *_checkpoints_elsewhere(path))))
 
 
 def remove_folders_without(run: Path, checkpoints: Iterable[Path]) -> None:
@@ -218,6 +213,11 @@ def _in_use(folder: Path) -> bool:
     except OSError:
         return True
     return False
+
+
+def _holds_no_checkpoint(folder: Path | None) -> bool:
+    """Whether a folder has no checkpoint; hidden entries are incomplete ones."""
+    return folder is None or not folder.is_dir() or all(entry.name.startswith(".") for entry in folder.iterdir())
 
 
 def _checkpoints_elsewhere(folder: Path) -> list[Path]:

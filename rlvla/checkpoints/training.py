@@ -56,7 +56,7 @@ _DAMAGED = "damaged_"
 _TYPES = {"iteration": int, "world_size": int, "format": int | None, "models": dict[str, dict]}
 _CLASSES_OF_RANK = (Sample,)  # episodes that wait for their group
 _SUPERSEDED = "superseded_"
-_MORE_ROOM = "Make room there, or name another folder with --ckpt_path"
+_MORE_ROOM = "Make room there, or name another folder"
 
 
 class _Unstorable(str):

@@ -29,7 +29,11 @@ OUTPUT = "runs/dagger"  # default of --save_path
 ROUNDS_FILE = "rounds.json"
 CORRECTIONS, DEMONSTRATIONS, RL = "corrections", "demonstrations", "rl"
 RL_TRAINING = "train_ppo_vla"
-REPLACED = {"max_steps": "give --round_steps", "heldout_share": "--round_episodes measure success"}
+REPLACED = {
+    "max_steps": "give --round_steps",
+    "heldout_share": "--round_episodes measure success",
+    "save_steps": "a round cannot be resumed",
+}
 _RECORDING_SHARE = 0.5  # of the time left, at most
 _WITH_RL = Condition(lambda flags: RL in flags["round_sources"], f"no effect without {RL} in --round_sources")
 

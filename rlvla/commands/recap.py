@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rlvla.checkpoints.run_folder import CHECKPOINTS, holds_no_checkpoint
 from rlvla.commands.sft_rounds import POLICY_FOLDER, success_of
 from rlvla.commands.sft_runs import TRAINING, run_logged
 from rlvla.utils.cli.flags import arg
@@ -154,8 +153,8 @@ def check_same_flags(folder: Path, flags: Mapping[str, object]) -> None:
 
 
 def _run_once(argv: Sequence[str], folder: Path, written: Path) -> None:
-    """Run a command that writes a folder, unless it has finished; an interrupted one continues from its checkpoint."""
+    """Run a command that writes a folder, unless it has finished; an interrupted training resumes."""
     if not written.exists():
-        if holds_no_checkpoint(folder / CHECKPOINTS):
+        if "--load_checkpoint" not in argv:
             shutil.rmtree(folder, ignore_errors=True)
         run_logged(argv, folder.with_suffix(".log"))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 POLICY_FOLDER = "policy"
 _PLAYING = ("num_envs", "env_python")  # flags of the training that apply to recording and evaluation
 _OF_TRAINING = ("heldout_tasks",)  # of `SplitConfig`: the training has this flag
-# Flags of the training.
+# Training flags that rounds set themselves.
 _REPLACED = ("config", "demos", "dry_run", "load_checkpoint", "max_steps", "pretrain", "save_path")
 
 

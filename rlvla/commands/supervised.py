@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -10,7 +11,8 @@ from typing import TypeVar
 
 from torch import nn
 
-from rlvla.checkpoints.run_folder import CHECKPOINTS, claimed_run_folder, holds_no_checkpoint, run_folder_problem
+from rlvla.checkpoints.run_folder import CHECKPOINTS, claimed_run_folder, run_folder_problem
+from rlvla.checkpoints.training import list_checkpoints
 from rlvla.commands.model_checks import mismatch_with_policy
 from rlvla.commands.new_models import is_new, new_model, new_model_problems
 from rlvla.commands.run_policies import policy_folder
@@ -35,17 +37,16 @@ from rlvla.utils.files import BestEffortWriter, output_folder_problem, write_jso
 from rlvla.utils.seeding import seed_everything
 from rlvla.utils.terminal import count, header, log, quiet_libraries, table
 
-AnyRun = TypeVar("AnyRun", bound=SupervisedRunConfig)
 Run = TypeVar("Run", bound=FrameRunConfig)
 Config = TypeVar("Config", bound=FrameModelConfig)
 
 
 def supervised_problems(run: SupervisedRunConfig, config: SFTConfig | FrameModelConfig) -> Iterator[Problem]:
     """Folders that cannot be used, and a batch that the ranks cannot share."""
-    resuming = None if holds_no_checkpoint(Path(run.save_path) / CHECKPOINTS) else run.load_checkpoint
+    resuming = run.load_checkpoint
     if folder := run_folder_problem(run.save_path, resuming=resuming):
         yield Problem("save_path", "folder_in_use", f"--save_path: {folder}")
-    if run.fallback_path and (folder := output_folder_problem(run.fallback_path)):
+    if run.fallback_path and (folder := output_folder_problem(run.fallback_path, resuming=resuming)):
         yield Problem("fallback_path", "folder_in_use", f"--fallback_path: {folder}")
     ranks = launched_world_size()
     if config.train_batch_size % ranks:
@@ -53,16 +54,20 @@ def supervised_problems(run: SupervisedRunConfig, config: SFTConfig | FrameModel
         yield Problem("train_batch_size", "not_divisible", text)
 
 
-def only_resuming(run: AnyRun) -> AnyRun:
-    """The run with `load_checkpoint` only if there is a checkpoint to resume from."""
-    resumes = run.load_checkpoint and not holds_no_checkpoint(Path(run.save_path) / CHECKPOINTS)
-    return replace(run, load_checkpoint=resumes)
-
-
 def claimed_folder(run: SupervisedRunConfig, strategy: DeepspeedStrategy) -> AbstractContextManager[None]:
-    """The lock of the run folder, which is emptied unless the run resumes."""
+    """Lock the run folder, and empty it unless the run resumes."""
     folder = Path(run.save_path)
     return claimed_run_folder(folder, strategy, folder / CHECKPOINTS, resuming=run.load_checkpoint)
+
+
+def start_folder(run: SupervisedRunConfig, strategy: DeepspeedStrategy, write: Callable[[Path], None]) -> Path:
+    """The folder of the initial model, written unless the run has a checkpoint to resume from."""
+    folder = Path(run.save_path) / "start"
+    if strategy.is_main and not list_checkpoints(Path(run.save_path) / CHECKPOINTS):
+        shutil.rmtree(folder, ignore_errors=True)
+        write(folder)
+    strategy.barrier()
+    return folder
 
 
 def supervised_header(
@@ -118,7 +123,7 @@ def run_frame_model(
     Raises:
         ConfigError: all problems of the configuration, before anything is started.
     """
-    run = only_resuming(replace(run, pretrain=policy_folder(run.pretrain)))
+    run = replace(run, pretrain=policy_folder(run.pretrain))
     groups = (run, sizes, config, strategy_config)
     problems = [*(p for group in groups for p in range_problems(group)), *supervised_problems(run, config)]
     problems += [*strategy_config.problems(), *no_effect_problems(groups, {}, given), *flag_problems]
@@ -138,11 +143,13 @@ def run_frame_model(
     seed_everything(run.seed)
     save_path = Path(run.save_path)
     with claimed_folder(run, strategy):
-        if strategy.is_main:
+        if strategy.is_main and not run.load_checkpoint:
             write_config_file(save_path, groups)
         trainer = new_trainer(_start_of_frame_model(run, sizes, demos, strategy), demos, strategy, config, run)
         if run.load_checkpoint:
             trainer.resume()
+            if strategy.is_main:
+                write_config_file(save_path, groups)
         trainer.logger.describe(groups, outcomes=(trainer.outcome,))
         if strategy.is_main:
             log.info(supervised_header(trainer.name.replace("_", " "), run, config, trainer.model, demos, strategy))
@@ -170,10 +177,7 @@ def _start_of_frame_model(
     """The checkpoint that a model of single frames starts from; a new one is written to `start/` in the run folder."""
     pretrain = Path(run.pretrain)
     if is_new(run.pretrain):
-        pretrain = Path(run.save_path) / "start"
-        if strategy.is_main and not run.load_checkpoint:
-            new_model(pretrain, demos, run, sizes)
-        strategy.barrier()
+        pretrain = start_folder(run, strategy, lambda folder: new_model(folder, demos, run, sizes))
     return _start(pretrain, run, demos)
 
 

@@ -33,7 +33,7 @@ from rlvla.commands.new_models import (
 from rlvla.commands.ppo_checks import untrainable
 from rlvla.commands.run_policies import policy_folder
 from rlvla.commands.setup import instruction_source, instructions_of, start_workers
-from rlvla.commands.supervised import claimed_folder, only_resuming, supervised_header, supervised_problems
+from rlvla.commands.supervised import claimed_folder, start_folder, supervised_header, supervised_problems
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_several
 from rlvla.data.rows import rows_per_epoch
@@ -97,16 +97,16 @@ def run_sft(
     `no_effect_problems`.
     """
     validation = validation or ValidationConfig()
-    run = only_resuming(replace(run, pretrain=policy_folder(run.pretrain, env_python=validation.env_python)))
+    run = replace(run, pretrain=policy_folder(run.pretrain, env_python=validation.env_python))
     parts = (run, tiny, config, actor_config, strategy_config, validation)
     problems = [*(p for part in parts for p in range_problems(part)), *supervised_problems(run, config)]
     problems += strategy_config.problems() + no_effect_problems(parts, unselected, given)
     if config.ema_decay and strategy_config.zero_stage == 3:
         text = f"--ema_decay {config.ema_decay} needs whole parameters on every rank: --zero_stage 0, 1 or 2"
         problems.append(Problem("ema_decay", "contradiction", text))
-    if run.load_checkpoint and Path(run.save_path, "policy").exists():
-        text = f"--load_checkpoint: the run in {run.save_path} has ended, and its policy is in policy/"
-        problems.append(Problem("load_checkpoint", "changed", f"{text}; name another --save_path"))
+    if run.load_checkpoint and Path(run.save_path, VERDICT_FILE).exists():
+        text = f"--load_checkpoint: the run in {run.save_path} has ended; name another --save_path"
+        problems.append(Problem("load_checkpoint", "changed", text))
     by_advantage = config.advantage_conditioning or config.advantage_weighting
     if by_advantage is not None:
         config = replace(config, autonomous_weight=1.0)
@@ -180,14 +180,11 @@ def _train(
     """Train with a checked configuration; `parts` are all groups of flags."""
     start = time.perf_counter()
     save_path = Path(run.save_path)
-    if strategy.is_main:
+    if strategy.is_main and not run.load_checkpoint:
         write_config_file(save_path, parts)
     pretrain = Path(run.pretrain)
     if is_new(run.pretrain) or run.fit_to_demos:
-        pretrain = save_path / "start"
-        if strategy.is_main and not run.load_checkpoint:
-            _write_start(pretrain, demos, run, tiny)
-        strategy.barrier()
+        pretrain = start_folder(run, strategy, lambda folder: _write_start(folder, demos, run, tiny))
     overrides = _overrides(pretrain, run, tiny, demos)
     if config.advantage_conditioning is not None:
         overrides |= family_of(pretrain).condition or {}
@@ -217,6 +214,8 @@ def _train(
         None if weights is None else weights.weights,
     )
     resumed = run.load_checkpoint and trainer.resume()
+    if strategy.is_main and run.load_checkpoint:
+        write_config_file(save_path, parts)
     trainer.logger.describe(parts, outcomes=("sft/accuracy",))
     if weights is not None and not resumed:
         shares = {"sft/awr_effective_share": weights.effective, "sft/awr_clipped_share": weights.clipped}

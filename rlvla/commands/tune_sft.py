@@ -37,7 +37,7 @@ _POLL_SECONDS = 0.1
 # Flags that are common to all trials.
 _WITHHELD = (
     *("config", "custom_module", "demos", "dry_run", "eval_epochs", "eval_episodes", "fallback_path", "help"),
-    *("max_steps", "save_path", "seed", "version"),
+    *("load_checkpoint", "max_steps", "save_path", "save_steps", "seed", "version"),
 )
 
 Settings = dict[str, Any]

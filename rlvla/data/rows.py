@@ -166,7 +166,7 @@ class DemonstrationRows:
         world_size: int = 1,
         rows: np.ndarray | None = None,
         autonomous_weight: float = 0.0,
-        skipped: int = 0,
+        start_step: int = 0,
     ) -> Iterator[Experience]:
         """The batches of one rank for all optimizer steps of a run, reshuffled each epoch.
 
@@ -178,7 +178,7 @@ class DemonstrationRows:
             world_size: number of ranks.
             rows: the rows to train on, [m] int64; default all.
             autonomous_weight: fraction of the autonomous rows in an epoch, resampled every epoch.
-            skipped: steps at the start of the run that are left out.
+            start_step: number of steps left out at the start of the run.
         """
         rows = np.arange(len(self)) if rows is None else rows
         demonstrated, own = rows[~self.by_policy[rows]], rows[self.by_policy[rows]]
@@ -189,7 +189,7 @@ class DemonstrationRows:
                 rows = np.concatenate([demonstrated, drawn])
             order = rows[derive_rng(seed, "sft", epoch).permutation(len(rows))]
             starts = range(0, len(rows) - size + 1, size)
-            skipped, starts = max(0, skipped - len(starts)), starts[skipped:]
+            start_step, starts = max(0, start_step - len(starts)), starts[start_step:]
             for start in starts:
                 share = order[start + rank : start + size : world_size]
                 read_ahead(self._images, order[start + size + rank : start + 2 * size : world_size])  # of the next step

@@ -63,7 +63,7 @@ class StageKind:
         command: the file in `cli/` that it runs, without suffix; "" for the report, made in the process of the recipe.
         writes: the flag that names its output.
         resumes: whether the command continues its unfinished work; otherwise the output of an interrupted attempt is
-            removed.
+            removed, unless the stage has --load_checkpoint.
         takes_ranks: whether the command can be launched on several ranks.
         reads: flag -> kind of its input, "demonstrations", "policy" or "choice" (of the stage `tune`).
         optional_inputs: flags of `reads` that may stay unset.
@@ -150,8 +150,8 @@ def with_references(name: str, settings: Settings, earlier: Mapping[str, Setting
     kind, completed = KINDS[name], dict(settings)
     if kind.writes and completed.get(kind.writes) is None:
         completed[kind.writes] = str(output_of(name, settings, folder))
-    resumes = kind.resumes or (name == "sft" and completed.get("save_steps"))
-    if resumes and kind.command.startswith("train_") and completed.get("load_checkpoint") is None:
+    resumes = name in ("sac", "rl") or (name == "sft" and completed.get("save_steps"))
+    if resumes and completed.get("load_checkpoint") is None:
         completed["load_checkpoint"] = True
     for flag, what in (kind.reads or {}).items():
         if completed.get(flag) is not None:

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlvla.checkpoints.run_folder import CHECKPOINTS, holds_no_checkpoint
 from rlvla.recipes.recipe import KINDS, OUTPUT, POLICY_FOLDER, Stage
 from rlvla.utils.data_files import check_types, read_json
 from rlvla.utils.errors import ConfigError
@@ -136,7 +135,7 @@ class State:
         """Remove the output of an interrupted attempt, unless the command continues from it."""
         key, record = self._key(stage), self.of(stage)
         path = self.folder / key
-        resumes = KINDS[stage.name].resumes or not holds_no_checkpoint(path / CHECKPOINTS)
+        resumes = KINDS[stage.name].resumes or stage.settings.get("load_checkpoint")
         if record is None or resumes or Path(key).is_absolute():
             return
         if path.is_dir():

@@ -352,7 +352,7 @@ def _is_evaluation(record: Mapping[str, Any]) -> bool:
 
 
 def _kind(record: Mapping[str, Any]) -> str:
-    """What distinguishes the lines of a step: iteration, evaluation, measurement of supervised training."""
+    """The alphabetically first metric, which tells apart the lines of a step: iteration, evaluation, measurement."""
     return min((name for name in record if name not in ("step", "time")), default="")
 
 

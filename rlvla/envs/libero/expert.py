@@ -36,7 +36,9 @@ STILL, STILL_STEPS = 0.0008, 6  # meters per step below which the hand stands st
 OPEN_FRACTION = 0.8  # of a joint's range, from which on things fit in
 PUSH_TILT = math.radians(60)  # of a hand that pushes a drawer: fingers forward and down
 STUCK_STEPS, ESCAPE_STEPS = 25, 10
-JUTTING = 0.004  # meters above the rim of a drawer
+JUTTING = 0.004  # meters above the rim of a drawer, from which on an object is in the way
+MOST_PRESSED = 60  # steps
+OVERHANG = 0.3  # meters above a held object in which nothing may be when it is lifted
 OPEN_GAP = 0.07  # meters between open fingers
 SLIP = 0.03  # meters by which a held object may move in the hand
 _HAND_RADIUS = 0.07  # meters around the grip site to keep clear of obstacles on the way
@@ -143,6 +145,7 @@ class Memory:
     leaving: bool = False  # releasing an object whose predicate holds
     fronted: bool = False  # the hand is in front of a fixture
     pushing: bool = False
+    pressed: int = 0  # steps of pressing an object into a drawer
     turned_from: float = 0.0  # yaw of the hand and position of the joint when a knob was grasped
     joint_from: float = 0.0
     releasing: int = 0
@@ -290,7 +293,7 @@ class LiberoExpert:
             return self._stay(OPEN)
         goal = grasp.position + self._offset
         mat = self._pointing(grasp.yaw, goal, grasp.tilt)
-        if grasp.tilt and scene.hand[2] > goal[2] + ALIGNED:
+        if grasp.tilt and scene.hand[2] > goal[2] + ALIGNED and self._still < STILL_STEPS:
             return self._reach_in(goal, mat)
         error = goal - scene.hand
         distance, turn = float(np.hypot(error[0], error[1])), abs(self._turn_to(grasp.yaw))
@@ -421,7 +424,7 @@ class LiberoExpert:
         """Whether a held object would slip if it were lifted, and need not be: its destination is on the table."""
         grasp, scene = self._memory.grasp, self.scene
         on_table = scene.has(f"{where}_size") and scene.pos(where)[2] < self._floor() + MARGIN
-        return grasp is not None and grasp.cost > grasps.CLUMSY and on_table
+        return grasp is not None and grasp.slips and on_table
 
     def _drag(self, name: str, where: str) -> Target:
         """Pull a held object over the table to the middle of a region."""
@@ -434,12 +437,14 @@ class LiberoExpert:
         scene = self.scene
         points, others = scene.points(name), scene.others(name)
         low, high = points.min(axis=0), points.max(axis=0)
-        inside = (others[:, :2] > low[:2] + 0.01) & (others[:, :2] < high[:2] - 0.01)
-        over = others[inside.all(axis=1) & (others[:, 2] > high[2])]
+        inside = ((others[:, :2] > low[:2] + 0.01) & (others[:, :2] < high[:2] - 0.01)).all(axis=1)
+        over = others[inside & (others[:, 2] > high[2]) & (others[:, 2] < high[2] + OVERHANG)]
         if not len(over):
             return None
         way = 0.5 * (low + high)[:2] - over[:, :2].mean(axis=0)
-        return way / max(float(np.linalg.norm(way)), 1e-6)
+        if float(np.linalg.norm(way)) < 0.01:  # all of it is covered
+            way = (scene.base - scene.hand)[:2]
+        return way / float(np.linalg.norm(way))
 
     def _plan_placement(self, kind: str, name: str, where: str) -> None:
         memory, scene = self._memory, self.scene
@@ -559,8 +564,9 @@ class LiberoExpert:
         if slides:
             out, contact, _ = self._handle(name)
             way = -out
-            top = self._jutting(f"{name}_part")
+            top = self._jutting(f"{name}_part") if self._memory.pressed < MOST_PRESSED else None
             if top is not None and not self._memory.pushing:
+                self._memory.pressed += 1
                 return self._press(top, way)
         else:
             contact, way = self._door_contact(name)
@@ -577,30 +583,34 @@ class LiberoExpert:
         return self._approach(contact - 0.09 * way, mat, down, CLOSE)
 
     def _jutting(self, part: str) -> np.ndarray | None:
-        """The highest point [3] of an object in a drawer that juts out above its rim; None if there is none."""
+        """Where to press an object [3] that juts out above the rim of a drawer; None if there is none.
+
+        Its highest point, moved inwards by a tenth of the way to its middle.
+        """
         scene = self.scene
         drawer = scene.points(part)
         low, high = drawer.min(axis=0), drawer.max(axis=0)
-        highest = None
+        place = None
         for name in scene.bodies:
             points = scene.points(name)
             middle = 0.5 * (points.min(axis=0) + points.max(axis=0))
-            if name == part or not ((middle > low) & (middle < high + [0.0, 0.0, 0.03])).all():
+            in_drawer = ((middle > low) & (middle < high + [0.0, 0.0, 0.03])).all()
+            if not in_drawer or part.startswith(name):  # the fixture and the drawer itself
                 continue
             top = points[points[:, 2].argmax()]
-            if top[2] > high[2] + JUTTING and (highest is None or top[2] > highest[2]):
-                highest = top + np.append(0.1 * (middle - top)[:2], 0.0)
-        return highest
+            if top[2] > high[2] + JUTTING and (place is None or top[2] > place[2]):
+                place = top + np.append(0.1 * (middle - top)[:2], 0.0)
+        return place
 
-    def _press(self, top: np.ndarray, way: np.ndarray) -> Target:
-        """Press an object down into a drawer with closed fingers, which open across the way of the drawer."""
+    def _press(self, place: np.ndarray, way: np.ndarray) -> Target:
+        """Press an object down into a drawer with closed fingers, their axis perpendicular to the drawer's motion."""
         memory, scene = self._memory, self.scene
         if memory.heights is None:
             memory.heights = HeightMap(scene.others(""), self._floor())
         down = pointing_down(yaw_across(way))
-        if float(np.linalg.norm((top - scene.hand)[:2])) < 2 * ALIGNED:
-            return Target(top - [0.0, 0.0, 0.05], down, CLOSE)
-        return self._travel(top + [0.0, 0.0, 0.02], down, CLOSE, below=0.0)
+        if float(np.linalg.norm((place - scene.hand)[:2])) < 2 * ALIGNED:
+            return Target(place - [0.0, 0.0, STEP_SIZE], down, CLOSE)
+        return self._travel(place + [0.0, 0.0, MARGIN], down, CLOSE, below=0.0)
 
     def _door_contact(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Where a door that turns about a vertical axis is pushed, and in which direction, to close it."""

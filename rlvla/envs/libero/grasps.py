@@ -1,7 +1,7 @@
 """Grasps from above for a parallel gripper, and places to put an object down, from points on collision surfaces.
 
-Points are [N, 3] in meters, z up. The hand points down; `yaw` is the direction of the axis along which its fingers
-open. Numbers of the hand are those of the Panda's gripper.
+Points are [N, 3] in meters, z up. The hand points down, or is tilted beside obstacles; `yaw` is the direction of the
+axis along which its fingers open. Numbers of the hand are those of the Panda's gripper.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ TIP, HAND_ABOVE = 0.012, 0.045
 HALF_OPENING, FINGER_THICKNESS, FINGER_HALF_WIDTH = 0.038, 0.022, 0.011
 HAND_HALF_LENGTH, HAND_HALF_WIDTH = 0.105, 0.035
 DEPTH = 0.024  # of the grip site below the top of the object between the fingers
-# A pinch with the fingertips, for flat objects: the grip site is above their top.
+# A pinch with the fingertips: the grip site is above the object. At that cost it is chosen for flat ones alone.
 PINCH_DEPTH, PINCH_COST = -0.003, 0.5
-CLUMSY = 1.0  # cost of a grasp
+MAX_RELIABLE_COST = 1.0  # above it a grasp is likely to slip, or the hand to touch something
 TILT, TILT_COST = 0.45, 0.3  # of a hand beside what hangs over the object, radians
 CELL = 0.008  # of the search, and of height maps
 YAWS = 16  # in half a turn
 # The wrist lies above the grip site, and closer to the robot; its distance from the shoulder is at most `REACH`.
 SHOULDER, WRIST_ABOVE, WRIST_BEHIND, REACH = 0.333, 0.204, 0.088, 0.67
 MOST_TILT = 0.5  # radians
-SLACK = 0.04  # meters of reach to spare: a stretched arm overshoots
+REACH_MARGIN = 0.04  # meters by which the reach is not used for vertical hands: a stretched arm overshoots
 _MARGINS = ((0.003, 5.0), (0.008, 0.5))  # clearance, cost of violating it
 _KEPT = 400  # candidates per object
 _MOST_CACHED = 200  # objects
@@ -42,8 +42,9 @@ class Grasp:
         position: grip site [3].
         yaw: direction along which the fingers open, within a quarter turn of the home pose.
         width: of the object between the fingers.
-        cost: lower is better; above `CLUMSY` it slips or a finger touches something on its way.
-        tilt: of a hand that points away from the robot, radians.
+        cost: lower is better; see `MAX_RELIABLE_COST`.
+        tilt: of a hand whose fingers point down and away from the robot, radians.
+        slips: the object is likely to slip if it is lifted.
     """
 
     position: np.ndarray
@@ -51,6 +52,7 @@ class Grasp:
     width: float
     cost: float
     tilt: float = 0.0
+    slips: bool = False
 
 
 @dataclass(frozen=True)
@@ -175,11 +177,11 @@ def overreach(places: np.ndarray, base: np.ndarray, tilt: float = 0.0) -> np.nda
 def reaching_tilt(place: np.ndarray, base: np.ndarray) -> float:
     """The smallest tilt in radians with which the hand reaches a position [3] with slack, at most `MOST_TILT`."""
     low, high = 0.0, MOST_TILT
-    if overreach(place, base) <= -SLACK:
+    if overreach(place, base) <= -REACH_MARGIN:
         return 0.0
     for _ in range(6):
         middle = 0.5 * (low + high)
-        low, high = (low, middle) if overreach(place, base, middle) <= -SLACK else (middle, high)
+        low, high = (low, middle) if overreach(place, base, middle) <= -REACH_MARGIN else (middle, high)
     return high
 
 
@@ -216,7 +218,7 @@ def plan_grasp(
     order = np.argsort(cost, kind="stable")
     best, choice, tilted = np.inf, 0, 0.0
     for tilt, more in ((0.0, 0.0), (TILT, TILT_COST)):
-        if best < CLUMSY:
+        if best < MAX_RELIABLE_COST:
             break
         for start in range(0, len(order), 32):
             block = order[start : start + 32]
@@ -227,7 +229,9 @@ def plan_grasp(
             total = cost[block] + more + _collision_cost(u, v, z, none, none, none)
             if total.min() < best:
                 best, choice, tilted = float(total.min()), int(block[total.argmin()]), tilt
-    return Grasp(places[choice], float(turns[choice]) + HOME_YAW, float(candidates.width[choice]), best, tilted)
+    slips = bool(candidates.cost[choice] > MAX_RELIABLE_COST)
+    yaw = float(turns[choice]) + HOME_YAW
+    return Grasp(places[choice], yaw, float(candidates.width[choice]), best, tilted, slips)
 
 
 def _in_hand(

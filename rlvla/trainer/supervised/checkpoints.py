@@ -1,8 +1,10 @@
-"""Checkpoints of supervised training, from which an interrupted run continues to the same bits."""
+"""Checkpoints of supervised training, from which an interrupted run resumes bit-exactly."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +12,28 @@ from torch import Tensor
 
 from rlvla.checkpoints.run_folder import CHECKPOINTS
 from rlvla.checkpoints.training import CheckpointError, load_checkpoint, save_checkpoint
+from rlvla.trainer.config import LoggingConfig
+from rlvla.trainer.metrics_writer import MetricsLogger
 from rlvla.trainer.supervised.config import OptimizerConfig
 from rlvla.utils.deepspeed.engine import Engine
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.terminal import log
 
+# Hyperparameters that may change on resume: those without an effect on the weights.
+_FREE = {*(field.name for field in fields(LoggingConfig)), "logging_steps", "save_steps", "max_bad_steps"}
+_FREE |= {"micro_train_batch_size"}
+
 
 class SupervisedCheckpoints:
-    """Writes and restores the state of a run; the newest checkpoint is kept.
+    """Writes and restores the state of a run; only the newest checkpoint is kept.
 
     Args:
         save_path: run folder.
-        config: interval of checkpoints and of logged steps.
+        config: hyperparameters, compared on resume; intervals of checkpoints and of logged steps.
         engines: trained models by name.
         strategy: process group.
-        run: what a resumed run must have in common with its start, by name: numbers of rows, steps, and so on.
+        data: sizes of the data, compared on resume, by name.
     """
 
     def __init__(
@@ -34,15 +42,16 @@ class SupervisedCheckpoints:
         config: OptimizerConfig,
         engines: dict[str, Engine],
         strategy: DeepspeedStrategy,
-        run: Mapping[str, int],
+        data: Mapping[str, int],
     ):
         self._folder, self._engines, self._strategy = save_path / CHECKPOINTS, engines, strategy
         self._every, self._logging_steps = config.save_steps, config.logging_steps
-        self._run = {**run, "seed": strategy.seed}
+        flags = {name: value for name, value in asdict(config).items() if name not in _FREE}
+        self._run = json.loads(json.dumps({**data, "seed": strategy.seed, **flags}))
         self._saved = 0
 
     def due(self, step: int) -> bool:
-        """Whether to save after this step: one that was logged, so that the means of later ones begin anew."""
+        """Whether to save after this step: only at logged steps, where running means are reset."""
         logged = step % self._logging_steps == 0
         return bool(self._every) and logged and step // self._every > self._saved // self._every
 
@@ -62,26 +71,28 @@ class SupervisedCheckpoints:
             if self._strategy.is_main:
                 log.warning(f"{error}; training continues")
 
-    def load(self) -> tuple[int, dict[str, Any], dict[str, dict[str, Tensor]]] | None:
-        """Restore models and random generators; (step, state, tensors) of the newest checkpoint, None without one.
+    def load(self, logger: MetricsLogger) -> tuple[int, dict[str, Any], dict[str, dict[str, Tensor]]] | None:
+        """Restore models, random generators and metrics; (step, state, tensors), or None without a checkpoint.
 
         Raises:
             ConfigError: the checkpoint was written with other flags or data, or cannot be used.
         """
         content = load_checkpoint(self._folder, self._engines, self._strategy)
         if content is None:
+            logger.rewind(-1, evaluates_again=False)
             return None
-        written = content.get("run")
-        if written != self._run:
-            differing = [
-                f"{name.replace('_', ' ')} {(written or {}).get(name)} there, {value} here"
-                for name, value in self._run.items()
-                if not written or written.get(name) != value
-            ]
-            text = f"--load_checkpoint: the checkpoints in {self._folder} are of another run ({'; '.join(differing)})"
+        written = content.get("run") or {}
+        differing = [
+            f"{name} {written.get(name)} there, {value} here"
+            for name, value in self._run.items()
+            if written.get(name) != value
+        ]
+        if differing:
+            text = f"--load_checkpoint: the checkpoint in {self._folder} is of another run ({'; '.join(differing)})"
             remedy = "give the flags and data it was started with, or name another --save_path"
             raise ConfigError.of("load_checkpoint", "mismatch", f"{text}: {remedy}")
         self._saved = content["iteration"]
+        logger.rewind(self._saved, evaluates_again=False)
         if self._strategy.is_main:
             log.info(f"resumed after step {self._saved}")
         return self._saved, content["supervised"], content["tensors"]

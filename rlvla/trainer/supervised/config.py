@@ -216,8 +216,8 @@ class OptimizerConfig(LoggingConfig):
     logging_steps: int = arg(20, "log metrics every this many optimizer steps", minimum=1)
     save_steps: int = arg(
         0,
-        "write a checkpoint every this many optimizer steps (after one that is logged), from which --load_checkpoint "
-        "continues; only the newest is kept; 0: none",
+        "write a checkpoint for --load_checkpoint every this many optimizer steps, at the next logged step; only the "
+        "newest is kept; 0: none",
         minimum=0,
         aliases=("save_freq",),
     )

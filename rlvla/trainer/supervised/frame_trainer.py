@@ -79,9 +79,9 @@ class FrameTrainer(ABC):
             wandb_run=config.wandb_run,
             layout=self._layout,
         )
-        run = {"items": items, "batch_size": self._batch, "optimizer_steps": self._total}
-        self._checkpoints = SupervisedCheckpoints(save_path, config, {self.name: self._engine}, strategy, run)
-        self._step, self._kept = 0, dict[str, float]()  # optimizer steps taken, metrics of the exported model
+        data = {"items": items, "optimizer_steps": self._total}
+        self._checkpoints = SupervisedCheckpoints(save_path, config, {self.name: self._engine}, strategy, data)
+        self._step, self._best = 0, dict[str, float]()  # optimizer steps taken, metrics of the exported model
 
     @property
     def _layout(self) -> Layout:
@@ -96,20 +96,17 @@ class FrameTrainer(ABC):
     def evaluate(self) -> dict[str, float]:
         """Metrics on the held-out episodes."""
 
-    def resume(self) -> bool:
-        """Restore the newest checkpoint of the run; False if there is none. Called before anything is logged.
+    def resume(self) -> None:
+        """Restore the newest checkpoint of the run, if there is one. Called before anything is logged.
 
         Raises:
             ConfigError: the checkpoint was written with other flags or data, or cannot be used.
         """
-        loaded = self._checkpoints.load()
+        loaded = self._checkpoints.load(self.logger)
         if loaded is None:
-            self.logger.rewind(-1, evaluates_again=False)
-            return False
+            return
         self._step, state, _ = loaded
-        self._kept = state["kept"]
-        self.logger.rewind(self._step, evaluates_again=False)
-        return True
+        self._best, self.exported = state["best"], Path(state["exported"])
 
     def fit(self) -> dict[str, float]:
         """Train, export the model of the last or the best epoch, and return its metrics on the held-out episodes.
@@ -122,9 +119,9 @@ class FrameTrainer(ABC):
         with progress_bar(self._total, label, enabled=self._strategy.is_main) as bar:
             bar.update(self._step)
             while self._step < self._total:
-                epoch, number = divmod(self._step, per_epoch)
+                epoch, first = divmod(self._step, per_epoch)
                 order = derive_rng(self._strategy.seed, label, epoch).permutation(self._items)[: self._drawn]
-                for start in range(number * size, per_epoch * size, size):
+                for start in range(first * size, per_epoch * size, size):
                     self._step += 1
                     self._train_step(self._step, torch.from_numpy(order[start : start + size]), means)
                     if self._step % self._logging_steps == 0 or self._step == self._total:
@@ -135,19 +132,19 @@ class FrameTrainer(ABC):
                     bar.update(1)
                     if self._step % per_epoch == 0:
                         self._select()
-                    if self._checkpoints.due(self._step):
-                        self._checkpoints.save(self._step, {"kept": self._kept})
+                    if self._step < self._total and self._checkpoints.due(self._step):
+                        self._checkpoints.save(self._step, {"best": self._best, "exported": str(self.exported)})
         self.logger.close()
-        return self._kept
+        return self._best
 
     def _select(self) -> None:
-        """Evaluate after an epoch, if epochs are selected or it is the last one, and export the best model."""
+        """Evaluate after an epoch, if `selects_by` is set or it is the last one, and export the best model."""
         if self.selects_by is None and self._step < self._total:
             return
         metrics = self.evaluate()
         self.logger.log(metrics, self._step)
-        if not self._kept or self.selects_by is None or metrics[self.selects_by] > self._kept[self.selects_by]:
-            self._kept = metrics
+        if not self._best or self.selects_by is None or metrics[self.selects_by] > self._best[self.selects_by]:
+            self._best = metrics
             result = self._save_path / self.name
             self.exported = export_policy(self._engine, result, self._strategy, self._record, self._fallback_path)
 

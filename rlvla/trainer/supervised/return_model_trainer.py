@@ -186,7 +186,7 @@ class ReturnModelTrainer(FrameTrainer):
         success = np.repeat(
             [self._demos.success[i] for i in self._heldout], [len(self._demos.images[i]) for i in self._heldout]
         )
-        best = not self._kept or explained["heldout"] > self._kept[self.selects_by]
+        best = not self._best or explained["heldout"] > self._best[self.selects_by]
         if best:
             facts = replace(self._record.facts, explained_variance=explained["heldout"])
             self._record = replace(self._record, facts=facts)

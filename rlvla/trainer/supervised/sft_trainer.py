@@ -118,7 +118,8 @@ class SFTTrainer:
             ),
         )
         self._average = WeightAverage(self._engine, config.ema_decay) if config.ema_decay else None
-        self._updates, self._step = 0, 0  # updates of the average, optimizer steps of earlier sessions
+        self._updates, self._step, self._seconds = 0, 0, 0.0  # updates of the average; before a resume: steps, seconds
+        self._started = time.perf_counter()
         self._validation: Validation | None = None
         if validation.active:
             self._validation = Validation(
@@ -144,8 +145,8 @@ class SFTTrainer:
             wandb_run=config.wandb_run,
             layout=SFT_LAYOUT,
         )
-        run = {"rows": len(train), "batch_size": config.train_batch_size, "optimizer_steps": self._total}
-        self._checkpoints = SupervisedCheckpoints(save_path, config, {"actor": self._engine}, strategy, run)
+        data = {"rows": len(self._train_rows), "optimizer_steps": self._total}
+        self._checkpoints = SupervisedCheckpoints(save_path, config, {"actor": self._engine}, strategy, data)
 
     def resume(self) -> bool:
         """Restore the newest checkpoint of the run; False if there is none. Called before anything is logged.
@@ -153,19 +154,25 @@ class SFTTrainer:
         Raises:
             ConfigError: the checkpoint was written with other flags or data, or cannot be used.
         """
-        loaded = self._checkpoints.load()
+        loaded = self._checkpoints.load(self.logger)
         if loaded is None:
-            self.logger.rewind(-1, evaluates_again=False)
             return False
         self._step, state, tensors = loaded
-        self._learned, self._updates = state["learned"], state["updates"]
+        self._learned, self._updates, self._seconds = state["learned"], state["updates"], state["seconds"]
         self._history.measurements = [Measurement.from_dict(raw) for raw in state["history"]]
         if state["kept"] is not None:
-            self._kept = self._history.measurements[state["kept"]], self._save_path / BEST_POLICY
+            folder, exported = Path(state["kept_in"]), self._save_path / "policy"
+            if self._strategy.is_main and exported.exists() and not folder.exists():
+                put_in_place(exported, folder)  # killed after the export
+            self._strategy.barrier()
+            self._kept = self._history.measurements[state["kept"]], folder
         if self._average is not None:
             self._average.load_state_dict(tensors["ema"])
-        self.logger.rewind(self._step, evaluates_again=False)
         return True
+
+    def _elapsed(self) -> float:
+        """Seconds of training, those before a resume included."""
+        return self._seconds + time.perf_counter() - self._started
 
     def _save(self, step: int) -> None:
         """Write a checkpoint."""
@@ -174,7 +181,9 @@ class SFTTrainer:
             "learned": self._learned,
             "updates": self._updates,
             "history": [asdict(measurement) for measurement in measurements],
+            "seconds": self._elapsed(),
             "kept": None if self._kept is None else measurements.index(self._kept[0]),
+            "kept_in": None if self._kept is None else str(self._kept[1]),
         }
         average = {} if self._average is None else {"ema": self._average.state_dict()}
         self._checkpoints.save(step, state, average)
@@ -188,7 +197,7 @@ class SFTTrainer:
         Raises:
             TrainingHalted: too many consecutive steps were not finite; no policy is exported.
         """
-        means, watch, last, start = Metrics(), Stopwatch(), {}, time.perf_counter()
+        means, watch, last, self._started = Metrics(), Stopwatch(), {}, time.perf_counter()
         end, cooling = self._total, False
         with progress_bar(self._total, "SFT", enabled=self._strategy.is_main) as bar:
             bar.update(self._step)
@@ -219,7 +228,7 @@ class SFTTrainer:
                 if not cooling and self._checkpoints.due(step):  # a cool-down begins again
                     self._save(step)
         self.exported = self._export()
-        self._conclude(time.perf_counter() - start)
+        self._conclude(self._elapsed())
         self.logger.close()
         return last
 

@@ -98,20 +98,19 @@ def test_lost_inputs_are_reported_before_anything_starts(tmp_path: Path) -> None
 
 def test_only_outputs_of_interrupted_attempts_are_removed(tmp_path: Path) -> None:
     demos, sft, rl = chain(tmp_path)
+    resuming = stage(tmp_path, "sft", load_checkpoint=True)
     state = State(tmp_path)
     for one in (demos, sft, rl):
         one.output.mkdir()
-    (sft.output / "checkpoints/iteration_000100").mkdir(parents=True)
     state.remove_unfinished(demos)
     assert demos.output.is_dir(), "somebody else's"
-    for one in (demos, sft, rl):
+    for one in (demos, resuming, rl):
         state.note(one, RUNNING, 1.0)
         state.remove_unfinished(one)
     assert not demos.output.exists()
     assert rl.output.is_dir() and sft.output.is_dir(), "the commands continue"
-    (sft.output / "checkpoints/iteration_000100").rmdir()
     state.remove_unfinished(sft)
-    assert not sft.output.exists(), "nothing to continue from"
+    assert not sft.output.exists(), "without checkpoints"
 
 
 def test_folders_of_the_scripts_before_recipes_are_taken_over(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from rlvla.envs.experts.episode import ExpertEpisode, play_expert_episode
 from rlvla.envs.libero.env import in_order
 from rlvla.envs.libero.expert import LiberoExpert
 from rlvla.envs.libero.grasps import (
-    CLUMSY,
     HALF_OPENING,
+    MAX_RELIABLE_COST,
     MOST_TILT,
-    SLACK,
+    REACH_MARGIN,
     HeightMap,
     candidates_of,
     overreach,
@@ -89,7 +89,7 @@ def test_the_hand_tilts_beside_a_ledge_that_hangs_over_the_object() -> None:
     free = plan_grasp(bowl, np.zeros(3), 0.0, NOTHING, BASE)
     below = plan_grasp(bowl, np.zeros(3), 0.0, ledge, BASE)
     assert free is not None and free.tilt == 0.0
-    assert below is not None and below.tilt > 0 and below.cost < CLUMSY
+    assert below is not None and below.tilt > 0 and below.cost < MAX_RELIABLE_COST
     assert below.cost > free.cost, "a hand that points down is preferred"
 
 
@@ -108,7 +108,7 @@ def test_the_hand_tilts_only_where_it_would_not_reach() -> None:
     near, far = np.array([-0.1, 0.0, 0.0]), np.array([0.15, 0.0, 0.0])
     assert reaching_tilt(near, BASE) == 0.0
     tilt = reaching_tilt(far, BASE)
-    assert 0 < tilt < MOST_TILT and overreach(far, BASE) > -SLACK >= overreach(far, BASE, tilt)
+    assert 0 < tilt < MOST_TILT and overreach(far, BASE) > -REACH_MARGIN >= overreach(far, BASE, tilt)
 
 
 # ------------------------------------------------------------------------------------------------- placements
