@@ -31,7 +31,8 @@ class Programs:
         written = Path(flags.get("--output") or flags["--save_path"])
         file = {"collect_demos": "demos.hdf5", "train_value_vla": "metrics.json", "train_sft_vla": "policy/weights"}
         path = written / file[argv[0]] if argv[0] in file else written
-        (written if argv[0] in file else path.parent).mkdir(parents=True)  # the commands refuse a folder that is there
+        resumes = "--load_checkpoint" in argv  # the commands refuse a folder that is there, unless they resume
+        (written if argv[0] in file else path.parent).mkdir(parents=True, exist_ok=resumes)
         if self.broken and self.broken in str(log):
             raise KeyboardInterrupt
         path.parent.mkdir(exist_ok=True)
