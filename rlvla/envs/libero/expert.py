@@ -36,9 +36,9 @@ STILL, STILL_STEPS = 0.0008, 6  # meters per step below which the hand stands st
 OPEN_FRACTION = 0.8  # of a joint's range, from which on things fit in
 PUSH_TILT = math.radians(60)  # of a hand that pushes a drawer: fingers forward and down
 STUCK_STEPS, ESCAPE_STEPS = 25, 10
-JUTTING = 0.004  # meters above the rim of a drawer, from which on an object is in the way
-MOST_PRESSED = 60  # steps
-OVERHANG = 0.3  # meters above a held object in which nothing may be when it is lifted
+PROTRUSION = 0.004  # meters above the rim of a drawer from which an object blocks it
+MAX_PRESS_STEPS = 60  # of pressing an object into a drawer, which is then pushed in any case
+OVERHANG = 0.3  # clearance in meters above an object that is lifted
 OPEN_GAP = 0.07  # meters between open fingers
 SLIP = 0.03  # meters by which a held object may move in the hand
 _HAND_RADIUS = 0.07  # meters around the grip site to keep clear of obstacles on the way
@@ -294,7 +294,7 @@ class LiberoExpert:
         goal = grasp.position + self._offset
         mat = self._pointing(grasp.yaw, goal, grasp.tilt)
         if grasp.tilt and scene.hand[2] > goal[2] + ALIGNED and self._still < STILL_STEPS:
-            return self._reach_in(goal, mat)
+            return self._approach_along_axis(goal, mat)
         error = goal - scene.hand
         distance, turn = float(np.hypot(error[0], error[1])), abs(self._turn_to(grasp.yaw))
         descends = scene.hand[2] < goal[2] + 0.6 * HOVER
@@ -305,8 +305,8 @@ class LiberoExpert:
             return Target(goal, mat, OPEN)
         return self._travel(goal + [0.0, 0.0, HOVER], mat, OPEN, below=0.0)
 
-    def _reach_in(self, goal: np.ndarray, mat: np.ndarray) -> Target:
-        """Move above a grasp of a tilted hand, then along its pointing direction, which is free of obstacles."""
+    def _approach_along_axis(self, goal: np.ndarray, mat: np.ndarray) -> Target:
+        """Move above a grasp with a tilted hand, then along the axis of the hand, which is free of obstacles."""
         memory, scene = self._memory, self.scene
         assert memory.heights is not None
         back = mat[:, 2] / mat[2, 2]  # per meter of height
@@ -414,7 +414,7 @@ class LiberoExpert:
                 return self._release()
             return Target(np.append(goal, placement.height + 0.003), mat, CLOSE)
         memory.lowering = False
-        aside = self._from_under(name)
+        aside = self._out_of_overhang(name)
         if aside is not None:
             return Target(scene.hand + np.append(0.04 * aside, 0.02), scene.hand_mat, CLOSE)
         bottom = float(scene.hand[2] - scene.points(name)[:, 2].min())
@@ -432,8 +432,8 @@ class LiberoExpert:
         goal = scene.hand + scene.pos(where) - scene.pos(name)
         return Target(np.append(goal[:2], scene.hand[2]), scene.hand_mat, CLOSE)
 
-    def _from_under(self, name: str) -> np.ndarray | None:
-        """Horizontal direction [2] out from under what hangs over a held object; None if nothing does."""
+    def _out_of_overhang(self, name: str) -> np.ndarray | None:
+        """Horizontal direction [2] that frees a held object from an overhang; None if there is none above it."""
         scene = self.scene
         points, others = scene.points(name), scene.others(name)
         low, high = points.min(axis=0), points.max(axis=0)
@@ -564,7 +564,7 @@ class LiberoExpert:
         if slides:
             out, contact, _ = self._handle(name)
             way = -out
-            top = self._jutting(f"{name}_part") if self._memory.pressed < MOST_PRESSED else None
+            top = self._protruding(f"{name}_part") if self._memory.pressed < MAX_PRESS_STEPS else None
             if top is not None and not self._memory.pushing:
                 self._memory.pressed += 1
                 return self._press(top, way)
@@ -582,8 +582,8 @@ class LiberoExpert:
             return Target(contact + 0.05 * way, mat, CLOSE)
         return self._approach(contact - 0.09 * way, mat, down, CLOSE)
 
-    def _jutting(self, part: str) -> np.ndarray | None:
-        """Where to press an object [3] that juts out above the rim of a drawer; None if there is none.
+    def _protruding(self, part: str) -> np.ndarray | None:
+        """Where to press on an object [3] that protrudes above the rim of a drawer; None if none does.
 
         Its highest point, moved inwards by a tenth of the way to its middle.
         """
@@ -598,12 +598,12 @@ class LiberoExpert:
             if not in_drawer or part.startswith(name):  # the fixture and the drawer itself
                 continue
             top = points[points[:, 2].argmax()]
-            if top[2] > high[2] + JUTTING and (place is None or top[2] > place[2]):
+            if top[2] > high[2] + PROTRUSION and (place is None or top[2] > place[2]):
                 place = top + np.append(0.1 * (middle - top)[:2], 0.0)
         return place
 
     def _press(self, place: np.ndarray, way: np.ndarray) -> Target:
-        """Press an object down into a drawer with closed fingers, their axis perpendicular to the drawer's motion."""
+        """Press an object down into a drawer with closed fingers, the closing axis perpendicular to its motion."""
         memory, scene = self._memory, self.scene
         if memory.heights is None:
             memory.heights = HeightMap(scene.others(""), self._floor())
@@ -674,7 +674,7 @@ def about_x(angle: float) -> np.ndarray:
 
 
 def yaw_across(way: np.ndarray) -> float:
-    """Yaw of a hand, close to the home pose, whose fingers open across a horizontal direction."""
+    """Yaw of a hand, close to the home pose, whose closing axis is perpendicular to a horizontal direction."""
     return HOME_YAW + wrapped(math.atan2(way[1], way[0]) + math.pi / 2 - HOME_YAW, math.pi)
 
 

@@ -1,7 +1,7 @@
 """Grasps from above for a parallel gripper, and places to put an object down, from points on collision surfaces.
 
-Points are [N, 3] in meters, z up. The hand points down, or is tilted beside obstacles; `yaw` is the direction of the
-axis along which its fingers open. Numbers of the hand are those of the Panda's gripper.
+Points are [N, 3] in meters, z up. The hand points down, or is tilted beside obstacles; `yaw` is the direction of its
+closing axis. Dimensions are those of the Panda gripper.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ DEPTH = 0.024  # of the grip site below the top of the object between the finger
 # A pinch with the fingertips: the grip site is above the object. At that cost it is chosen for flat ones alone.
 PINCH_DEPTH, PINCH_COST = -0.003, 0.5
 MAX_RELIABLE_COST = 1.0  # above it a grasp is likely to slip, or the hand to touch something
-TILT, TILT_COST = 0.45, 0.3  # of a hand beside what hangs over the object, radians
+TILT, TILT_COST = 0.45, 0.3  # radians; for objects under an overhang, where a vertical hand collides
 CELL = 0.008  # of the search, and of height maps
 YAWS = 16  # in half a turn
 # The wrist lies above the grip site, and closer to the robot; its distance from the shoulder is at most `REACH`.
 SHOULDER, WRIST_ABOVE, WRIST_BEHIND, REACH = 0.333, 0.204, 0.088, 0.67
 MOST_TILT = 0.5  # radians
-REACH_MARGIN = 0.04  # meters by which the reach is not used for vertical hands: a stretched arm overshoots
+REACH_MARGIN = 0.04  # meters kept in reserve by `reaching_tilt`: a stretched arm overshoots
 _MARGINS = ((0.003, 5.0), (0.008, 0.5))  # clearance, cost of violating it
 _KEPT = 400  # candidates per object
 _MOST_CACHED = 200  # objects
@@ -93,9 +93,9 @@ def candidates_of(points: np.ndarray, com: np.ndarray) -> Candidates:
 
 def _search(points: np.ndarray, com: np.ndarray) -> Candidates:
     yaws = np.arange(YAWS) * math.pi / YAWS
-    found = [_search_yaw(points, com, yaw, DEPTH, 0.0) for yaw in yaws]
-    found += [_search_yaw(points, com, yaw, PINCH_DEPTH, PINCH_COST) for yaw in yaws]
-    position, yaw, width, cost = (np.concatenate(column) for column in zip(*found))
+    candidates = [_search_yaw(points, com, yaw, DEPTH, 0.0) for yaw in yaws]
+    candidates += [_search_yaw(points, com, yaw, PINCH_DEPTH, PINCH_COST) for yaw in yaws]
+    position, yaw, width, cost = (np.concatenate(column) for column in zip(*candidates))
     order = np.argsort(cost, kind="stable")[:_KEPT]
     return Candidates(position[order], yaw[order], width[order], cost[order])
 
@@ -175,7 +175,7 @@ def overreach(places: np.ndarray, base: np.ndarray, tilt: float = 0.0) -> np.nda
 
 
 def reaching_tilt(place: np.ndarray, base: np.ndarray) -> float:
-    """The smallest tilt in radians with which the hand reaches a position [3] with slack, at most `MOST_TILT`."""
+    """The smallest tilt in radians with which the hand reaches a position [3] with `REACH_MARGIN`, or `MOST_TILT`."""
     low, high = 0.0, MOST_TILT
     if overreach(place, base) <= -REACH_MARGIN:
         return 0.0

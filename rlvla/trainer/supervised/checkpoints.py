@@ -21,8 +21,8 @@ from rlvla.utils.errors import ConfigError
 from rlvla.utils.terminal import log
 
 # Hyperparameters that may change on resume: those without an effect on the weights.
-_FREE = {*(field.name for field in fields(LoggingConfig)), "logging_steps", "save_steps", "max_bad_steps"}
-_FREE |= {"micro_train_batch_size"}
+_FREE_ON_RESUME = {*(field.name for field in fields(LoggingConfig)), "logging_steps", "save_steps", "max_bad_steps"}
+_FREE_ON_RESUME |= {"micro_train_batch_size"}
 
 
 class SupervisedCheckpoints:
@@ -46,7 +46,7 @@ class SupervisedCheckpoints:
     ):
         self._folder, self._engines, self._strategy = save_path / CHECKPOINTS, engines, strategy
         self._every, self._logging_steps = config.save_steps, config.logging_steps
-        flags = {name: value for name, value in asdict(config).items() if name not in _FREE}
+        flags = {name: value for name, value in asdict(config).items() if name not in _FREE_ON_RESUME}
         self._run = json.loads(json.dumps({**data, "seed": strategy.seed, **flags}))
         self._saved = 0
 
