@@ -52,18 +52,18 @@ _PPO = (
     "--actor_learning_rate 4e-4 --critic_learning_rate 1e-3 --num_envs 1 "
     "--no-val_before_train --no-use_tensorboard"
 )
-_START = "--pretrain compact --compact_head gaussian --action_std_init 0.3 --sft_loss nll --learning_rate 2e-3"
+START = "--pretrain compact --compact_head gaussian --action_std_init 0.3 --sft_loss nll --learning_rate 2e-3"
 TASKS = {
     "toy_push": Task(
         demos="--task_suite_name toy_push --task_ids 0 --image_size 64 --use_proprio --num_envs 1 --num_demos 40",
-        start=f"{_START} --action_chunk_len 5 --max_epochs 1000 --max_steps 600",
+        start=f"{START} --action_chunk_len 5 --max_epochs 1000 --max_steps 600",
         steps=600,
         ppo=f"{_PPO} --task_suite_name toy_push --task_ids 0",
     ),
     "lift": Task(
         demos="--task_suite_name robosuite --task_ids 0 --control_freq 10 --max_steps 25 --cameras wrist "
         "--image_size 64 --use_proprio --num_envs 1 --num_demos 12",
-        start=f"{_START} --action_chunk_len 5 --max_epochs 1000 --max_steps 200",
+        start=f"{START} --action_chunk_len 5 --max_epochs 1000 --max_steps 200",
         steps=600,
         ppo=f"{_PPO} --task_suite_name robosuite --task_ids 0",
     ),
@@ -83,10 +83,10 @@ def command(script: str, output: Path, *words: str | Path) -> None:
         raise SystemExit(f"{shlex.join(line)} failed:\n{log.read_text()[-3000:]}")
 
 
-def evaluation(policy: Path, episodes: int) -> EvalResult:
+def evaluation(policy: Path, episodes: int, *flags: str) -> EvalResult:
     """Greedy success on held-out states."""
     output = policy.parent / "eval.json"
-    command("eval_vla", output, "--pretrain", policy, "--eval_episodes", episodes, "--output", output)
+    command("eval_vla", output, "--pretrain", policy, "--eval_episodes", episodes, "--output", output, *flags)
     (result,) = PolicyEvaluation.read(output).results
     return result
 
