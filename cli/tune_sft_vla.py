@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     trial = trial_command(program, list(without_flags(build_parser(), tokens, withheld)), given)
     check_command(dry_trial(trials[0], folder, trial), quiet=not namespace.dry_run)
     if not namespace.dry_run:
-        run_tuning(trials, config.trial_steps, namespace.max_steps, folder, trial)
+        run_tuning(trials, config.trial_steps, namespace.max_steps, folder, trial, config.max_minutes)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from rlvla.utils.terminal import SUMMARY, log, show, table
 
 CHOICE_FILE, TRIALS_FILE, LOG_FILE = "choice.yaml", "trials.json", "log.txt"
 OUTPUT = "runs/tune"  # default of --save_path
-OWN_FLAGS = ("candidates", "trial_steps")
+OWN_FLAGS = ("candidates", "trial_steps", "max_minutes")
 # Unless they are given: a trial is judged by episodes after its last step.
 _TRIAL_DEFAULTS = {"eval_epochs": 1e6, "eval_episodes": 50, "eval_samples": 0, "num_envs": 1}
 _MAX_STEPS = 3200  # without --max_steps
@@ -59,6 +59,9 @@ class TuneConfig:
         "optimizer steps of a trial; the trials are repeated with twice as many, up to --max_steps (default: 3200), "
         "while the best succeeds in less than half of its episodes and its interval overlaps with another",
         minimum=1,
+    )
+    max_minutes: float | None = arg(
+        None, "no further round of trials unless it is expected to end within this time", above=0
     )
 
     @property
@@ -111,7 +114,12 @@ def _errors(parser: Parser, name: str, value: Any) -> list[str]:
 
 
 def run_tuning(
-    trials: Sequence[Settings], steps: int, max_steps: int | None, folder: Path, command: Sequence[str]
+    trials: Sequence[Settings],
+    steps: int,
+    max_steps: int | None,
+    folder: Path,
+    command: Sequence[str],
+    max_minutes: float | None = None,
 ) -> Settings:
     """Run rounds of trials, and return the best settings, which are written to `choice.yaml`.
 
@@ -121,6 +129,7 @@ def run_tuning(
         max_steps: largest number of steps; None: 3200.
         folder: receives a folder per trial, `trials.json` and `choice.yaml`.
         command: arguments of Python for all trials, see `trial_command`.
+        max_minutes: see `TuneConfig`; the first round is played anyway.
 
     Raises:
         SystemExit: a trial failed.
@@ -128,7 +137,9 @@ def run_tuning(
     max_steps = max_steps or _MAX_STEPS
     steps = min(steps, max_steps)
     rounds: list[dict[str, Any]] = []
+    started = time.monotonic()
     while True:
+        began = time.monotonic()
         log.info(f"{len(trials)} trials of {steps} steps")
         results = _run_trials(trials, steps, folder / f"steps_{steps}", command)
         rounds.append({"steps": steps, "trials": results})
@@ -137,7 +148,11 @@ def run_tuning(
         finished = steps == max_steps or max(trial["steps"] for trial in results) < steps  # --max_epochs ended them
         if clear or finished or best["success_at_end"] >= _SUFFICIENT_SUCCESS:
             break
-        steps = min(2 * steps, max_steps)
+        longer, now = min(2 * steps, max_steps), time.monotonic()
+        if max_minutes is not None and now - started + (now - began) * longer / steps > 60 * max_minutes:
+            log.info(f"no further round: it would not end in time (--max_minutes {max_minutes:g})")
+            break
+        steps = longer
     chosen, *rest = (
         f"{shlex.join(_flags(trial['settings']))} {_cell(trial)} of {trial['n']}" for trial in (best, *others)
     )

@@ -88,6 +88,37 @@ def test_rounds_are_repeated_until_the_choice_is_clear(
     assert f"chosen: --action_chunk_len={choice}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("minutes", "steps"),
+    [
+        (0.1, [800]),
+        (2.9, [800]),
+        (3.0, [800, 1600]),
+        (6.7, [800, 1600]),
+        (6.75, [800, 1600, 3000]),
+        (None, [800, 1600, 3000]),
+    ],
+)
+def test_no_round_that_would_not_end_in_time(
+    minutes: float | None, steps: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, played = 1000.0, []
+
+    def run(trials: list[dict[str, Any]], number: int, *_: Any) -> list[dict[str, Any]]:
+        nonlocal now
+        now += 60 * number / 800
+        played.append(number)
+        return [
+            {"settings": trial, "steps": number, "success_at_end": 0.0, "n": 9, "low": 0.0, "high": 0.3}
+            for trial in trials
+        ]
+
+    monkeypatch.setattr(tune_sft, "_run_trials", run)
+    monkeypatch.setattr(tune_sft.time, "monotonic", lambda: now)
+    run_tuning([{"action_chunk_len": 5}, {"action_chunk_len": 2}], 800, 3000, tmp_path, [], minutes)
+    assert played == steps
+
+
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_the_better_rate_is_chosen_and_read_by_the_training(demos_file: Path, tmp_path: Path) -> None:
