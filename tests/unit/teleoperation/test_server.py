@@ -206,8 +206,9 @@ def test_a_closed_page_stops_the_robot_and_the_episode_goes_on_in_a_new_one(pool
             state = state_where(page, type="state")
             time.sleep(0.3)  # three steps of a held key
             assert state["action"] == [0, 0] and run.session.steps in (steps, steps + 1), "one may have been under way"
+            steps = run.session.steps
             tap(page, "w")
-            state_where(page, step=run.session.steps + 1)
+            state_where(page, step=steps + 1)
 
 
 def test_a_clock_steps_on_without_keys_and_ends_with_a_zero_action(pool: WatchedPool, tmp_path: Path) -> None:
