@@ -28,10 +28,10 @@ _PLANAR = " ".join(_MODULE)
 _IMAGES = "--image_size 64 --use_proprio --num_envs 1"
 
 
-def _task(suite: str, num_demos: int, steps: int, rl: str = "") -> arms.Task:
+def _task(suite: str, num_demos: int, steps: int) -> arms.Task:
     """A task with chunks of five actions; `num_demos` per task, `steps` of supervised training."""
     start = f"{arms.START} --action_chunk_len 5 --max_epochs 1000 --max_steps {steps}"
-    return arms.Task(f"{suite} {_IMAGES} --num_demos {num_demos}", start, steps, f"{suite} {rl}")
+    return arms.Task(f"{suite} {_IMAGES} --num_demos {num_demos}", start, steps, suite)
 
 
 TASKS = {
@@ -46,8 +46,8 @@ _GAE = "--advantage_estimator gae --gamma 0.99 --lambd 0.95 --rollout_batch_size
 _SHARED = f"{_GAE} --share_backbone"
 ARMS = {
     "shared": _SHARED,
-    "own critic": f"{_GAE} --critic_learning_rate 1e-3",
-    "own critic, actor frozen for 2": f"{_GAE} --critic_learning_rate 1e-3 --freezing_actor_steps 2",
+    "separate critic": f"{_GAE} --critic_learning_rate 1e-3",
+    "separate critic, actor frozen for 2": f"{_GAE} --critic_learning_rate 1e-3 --freezing_actor_steps 2",
     "grpo": "--advantage_estimator grpo --rollout_batch_size 32 --n_samples_per_prompt 8",
     "temperature 0.5": f"{_SHARED} --temperature 0.5",
     "temperature 1.5": f"{_SHARED} --temperature 1.5",
@@ -61,7 +61,7 @@ _RL = (
 
 
 def learn(folder: Path, name: str, start: Path, flags: str, task: arms.Task, episodes: int, seed: int) -> Path:
-    """An arm; its policy."""
+    """Train an arm from the start; the folder of its policy."""
     run = folder / name.replace(" ", "_").replace(",", "")
     words = ["--pretrain", start, "--num_episodes", str(episodes), "--seed", str(seed), "--save_path", run]
     arms.command("train_ppo_vla", run / "policy", *shlex.split(f"{task.ppo} {_RL} {flags}"), *words)
@@ -69,7 +69,7 @@ def learn(folder: Path, name: str, start: Path, flags: str, task: arms.Task, epi
 
 
 def last_metrics(policy: Path) -> list[str]:
-    """Cells: first and last sampled success, explained variance, KL, seconds an iteration."""
+    """Cells of the table: first and last sampled success, explained variance, largest and last KL, seconds."""
     lines = [json.loads(line) for line in (policy.parent / "metrics.jsonl").read_text().splitlines()]
     lines = [line for line in lines if "rollout/success_at_end" in line]
 

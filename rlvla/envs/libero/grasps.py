@@ -1,7 +1,7 @@
 """Grasps from above for a parallel gripper, and places to put an object down, from points on collision surfaces.
 
 Points are [N, 3] in meters, z up. The hand points down, or is tilted beside obstacles; `yaw` is the direction of its
-closing axis. Dimensions are those of the Panda gripper.
+closing axis. Dimensions: Franka Panda gripper.
 """
 
 from __future__ import annotations
