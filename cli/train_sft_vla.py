@@ -9,7 +9,7 @@ with two ranks:
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 if not __package__:  # run as a file, not as part of the installed package
@@ -27,12 +27,12 @@ from rlvla.utils.cli.flags import Parser, add_arguments, from_namespace, unselec
 from rlvla.utils.deepspeed.config import StrategyConfig
 
 
-def build_parser() -> Parser:
-    """The command line."""
+def build_parser(without: Collection[str] = ()) -> Parser:
+    """The command line; `without`: flags of the training that a command around it redefines."""
     parser = Parser(__doc__ or "")
     add_arguments(parser, SFTRunConfig, "what is trained")
     add_arguments(parser, NewModelConfig, "new small model")
-    add_arguments(parser, SFTConfig, "training")
+    add_arguments(parser, SFTConfig, "training", without=without)
     add_arguments(parser, ValidationConfig, "measurements during training")
     add_arguments(parser, ActorConfig, "adapters and memory")
     add_arguments(parser, StrategyConfig, "DeepSpeed")

@@ -40,7 +40,7 @@ from rlvla.utils.errors import ConfigError, Problem, collected
 
 def build_parser() -> Parser:
     """The command line: that of the training, with the values to compare."""
-    parser = training_parser(__package__)
+    parser = training_parser(__package__, without=OWN_FLAGS)
     parser.description = Parser(__doc__ or "").description
     add_arguments(parser, TuneConfig, "trials")
     parser.set_defaults(save_path=OUTPUT)

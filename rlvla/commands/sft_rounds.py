@@ -34,7 +34,8 @@ def rounds_parser(package: str | None, description: str, output: str, groups: Ma
         output: default of --save_path.
         groups: options of the rounds.
     """
-    parser = training_parser(package)
+    own = {field.name for kind in groups.values() for field in fields(kind)}
+    parser = training_parser(package, without=own)
     parser.description = Parser(description).description
     for title, kind in groups.items():
         add_arguments(parser, kind, title)

@@ -6,7 +6,7 @@ import importlib
 import os
 import subprocess
 import sys
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Collection, Container, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 
@@ -17,9 +17,14 @@ TRAINING = "train_sft_vla"
 _SHOWN_LINES = 8  # of the output of a failed command
 
 
-def training_parser(package: str | None) -> Parser:
-    """The command line of `train_sft_vla.py`; `package`: of the commands, None where they are run as files."""
-    return importlib.import_module(f"{package or 'cli'}.{TRAINING}").build_parser()
+def training_parser(package: str | None, without: Collection[str] = ()) -> Parser:
+    """The command line of `train_sft_vla.py`.
+
+    Args:
+        package: of the commands, None where they are run as files.
+        without: flags that the calling command redefines.
+    """
+    return importlib.import_module(f"{package or 'cli'}.{TRAINING}").build_parser(without)
 
 
 def program_of(name: str, package: str | None, file: str) -> list[str]:

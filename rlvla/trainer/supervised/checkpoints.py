@@ -20,9 +20,9 @@ from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.terminal import log
 
-# Hyperparameters that may change on resume: those without an effect on the weights.
+# Hyperparameters that may change on resume: those without an effect on the weights, and the time limit.
 _FREE_ON_RESUME = {*(field.name for field in fields(LoggingConfig)), "logging_steps", "save_steps", "max_bad_steps"}
-_FREE_ON_RESUME |= {"micro_train_batch_size"}
+_FREE_ON_RESUME |= {"micro_train_batch_size", "max_minutes"}
 
 
 class SupervisedCheckpoints:

@@ -231,6 +231,12 @@ class SFTConfig(OptimizerConfig):
         10, "passes over the demonstrations", minimum=1, essential=True, aliases=("num_train_epochs", "total_epochs")
     )
     max_steps: int | None = arg(None, "optimizer steps at most (default: those of all epochs)", minimum=1)
+    max_minutes: float | None = arg(
+        None,
+        "end early, so that the run takes about this long since its launch: in the last tenth of its steps the "
+        "learning rate falls to 0",
+        above=0,
+    )
     train_batch_size: int = arg(64, "decisions per optimizer step, over all ranks", minimum=1, essential=True)
     micro_train_batch_size: int = arg(64, "decisions per forward and backward pass on one rank", minimum=1)
     learning_rate: float = arg(

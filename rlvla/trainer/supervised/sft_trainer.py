@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from rlvla.models.actor import Actor
 
 BEST_POLICY = "best_policy"  # folder of the best policy during training, with --early_stopping
-COOL_DOWN = 0.1  # fraction of the steps so far in which --early_stopping lowers the learning rate to 0
+COOL_DOWN = 0.1  # fraction of the steps so far in which the learning rate falls to 0 when training ends early
 
 
 class SFTTrainer:
@@ -191,8 +191,8 @@ class SFTTrainer:
     def fit(self) -> dict[str, float]:
         """Run the optimizer steps, export the policy, and return the metrics of the last steps.
 
-        With `early_stopping`, training ends early if nothing improves, after a short phase in which the learning rate
-        falls to 0, and the policy of the best measurement is exported.
+        With `early_stopping`, training ends early if nothing improves, and with `max_minutes` in that time, after a
+        short phase in which the learning rate falls to 0. `early_stopping` exports the policy of the best measurement.
 
         Raises:
             TrainingHalted: too many consecutive steps were not finite; no policy is exported.
@@ -223,8 +223,8 @@ class SFTTrainer:
                 bar.update(1)
                 if step == end:
                     break
-                if self._history.exhausted and not cooling:
-                    end, cooling = self._cool_down(step), True
+                if not cooling and (reason := self._early_end(step)):
+                    end, cooling = self._cool_down(step, reason), True
                 if not cooling and self._checkpoints.due(step):  # a cool-down begins again
                     self._save(step)
         self.exported = self._export()
@@ -232,14 +232,28 @@ class SFTTrainer:
         self.logger.close()
         return last
 
-    def _cool_down(self, step: int) -> int:
+    def _early_end(self, step: int) -> str | None:
+        """Why training ends early, or None."""
+        if self._history.exhausted:
+            return f"no improvement in {self._patience} measurements"
+        limit = self._config.max_minutes
+        if limit is not None:
+            needed = time.perf_counter() - self._started + COOL_DOWN * self._elapsed()
+            slowest = self._strategy.all_reduce({"seconds": needed}, "max")["seconds"]
+            if slowest >= 60 * limit and self._last_after(step) < self._total:
+                return f"the time budget is spent (--max_minutes {limit:g})"
+        return None
+
+    @staticmethod
+    def _last_after(step: int) -> int:
+        """Number of the last step of a cool-down that begins after this one."""
+        return step + max(1, round(COOL_DOWN * step))
+
+    def _cool_down(self, step: int, reason: str) -> int:
         """Lower the learning rate to 0 over the last steps; returns the number of the last one."""
-        end = min(self._total, step + max(1, round(COOL_DOWN * step)))
+        end = min(self._total, self._last_after(step))
         self._engine.cool_down(end - step)
-        self._log(
-            f"no improvement in {self._patience} measurements: training ends after step {end} of {self._total}, with a "
-            "learning rate that falls to 0"
-        )
+        self._log(f"{reason}: training ends after step {end} of {self._total}, with a learning rate that falls to 0")
         return end
 
     def _measure(self, step: int, bar: Any, *, last: bool = False) -> None:

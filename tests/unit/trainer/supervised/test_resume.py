@@ -99,7 +99,7 @@ def test_fine_tuning(
     assert (folder / BEST_POLICY).exists() == (kind == "best_of_averages")
     assert refused(lambda: train_sft_vla.main(argv)) == ["folder_in_use"], "nothing is overwritten unasked"
     assert refused(lambda: train_sft_vla.main([*argv, "--load_checkpoint", "--max_steps", "9"])) == ["mismatch"]
-    train_sft_vla.main([*argv, "--load_checkpoint"])
+    train_sft_vla.main([*argv, "--load_checkpoint", "--max_minutes", "60"])
     assert_same(folder, tmp_path / "whole", "policy")
     assert refused(lambda: train_sft_vla.main([*argv, "--load_checkpoint"])) == ["changed"], "it has ended"
 

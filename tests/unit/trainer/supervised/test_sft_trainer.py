@@ -6,6 +6,8 @@ import json
 import math
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import h5py
 import numpy as np
@@ -301,6 +303,29 @@ def test_training_stops_when_nothing_improves_and_keeps_the_best(
     assert verdict["sentences"] and all(sentence in shown for sentence in verdict["sentences"])
     assert any(f"(step {per_epoch})" in s for s in verdict["sentences"]) and verdict["rl"] is not None
     assert shown.count("held-out loss") >= len(steps)
+
+
+def test_a_time_budget_ends_training_with_a_falling_learning_rate(
+    demos_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of a second: 28 of them and a cool-down of a tenth are the first to exceed half a minute."""
+    seconds = [0.0]
+    plain = sft_trainer.SFTTrainer._train_step
+
+    def train_step(*args: Any) -> float:
+        seconds[0] += 1.0
+        return plain(*args)
+
+    monkeypatch.setattr(sft_trainer.SFTTrainer, "_train_step", train_step)
+    monkeypatch.setattr(sft_trainer, "time", SimpleNamespace(perf_counter=lambda: seconds[0]))
+    flags = ("--train_batch_size", "10", "--logging_steps", "1", "--lr_scheduler", "constant")
+    train(tmp_path / "ended", demos_file, *flags, "--max_steps", "100", "--max_minutes", "0.5")
+    rates = [record["sft/lr"] for record in read_metrics(tmp_path / "ended")]
+    assert len(rates) == 31 and rates[27] == max(rates) and sorted(rates[27:], reverse=True) == rates[27:]
+    assert rates[-1] < 0.4 * rates[27]
+    seconds[0] = 0.0
+    train(tmp_path / "whole", demos_file, *flags, "--max_steps", "30", "--max_minutes", "0.5")
+    assert len(read_metrics(tmp_path / "whole")) == 30, "its last steps take no longer than a cool-down"
 
 
 @pytest.mark.parametrize(
