@@ -143,13 +143,11 @@ def run_frame_model(
     seed_everything(run.seed)
     save_path = Path(run.save_path)
     with claimed_folder(run, strategy):
-        if strategy.is_main and not run.load_checkpoint:
-            write_config_file(save_path, groups)
         trainer = new_trainer(_start_of_frame_model(run, sizes, demos, strategy), demos, strategy, config, run)
         if run.load_checkpoint:
             trainer.resume()
-            if strategy.is_main:
-                write_config_file(save_path, groups)
+        if strategy.is_main:  # that of an earlier run only once its checkpoint fits
+            write_config_file(save_path, groups)
         trainer.logger.describe(groups, outcomes=(trainer.outcome,))
         if strategy.is_main:
             log.info(supervised_header(trainer.name.replace("_", " "), run, config, trainer.model, demos, strategy))

@@ -180,8 +180,6 @@ def _train(
     """Train with a checked configuration; `parts` are all groups of flags."""
     start = time.perf_counter()
     save_path = Path(run.save_path)
-    if strategy.is_main and not run.load_checkpoint:
-        write_config_file(save_path, parts)
     pretrain = Path(run.pretrain)
     if is_new(run.pretrain) or run.fit_to_demos:
         pretrain = start_folder(run, strategy, lambda folder: _write_start(folder, demos, run, tiny))
@@ -214,7 +212,7 @@ def _train(
         None if weights is None else weights.weights,
     )
     resumed = run.load_checkpoint and trainer.resume()
-    if strategy.is_main and run.load_checkpoint:
+    if strategy.is_main:  # that of an earlier run only once its checkpoint fits
         write_config_file(save_path, parts)
     trainer.logger.describe(parts, outcomes=("sft/accuracy",))
     if weights is not None and not resumed:

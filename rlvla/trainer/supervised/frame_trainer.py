@@ -145,8 +145,12 @@ class FrameTrainer(ABC):
         self.logger.log(metrics, self._step)
         if not self._best or self.selects_by is None or metrics[self.selects_by] > self._best[self.selects_by]:
             self._best = metrics
-            result = self._save_path / self.name
-            self.exported = export_policy(self._engine, result, self._strategy, self._record, self._fallback_path)
+            result, record = self._save_path / self.name, self._record_best()
+            self.exported = export_policy(self._engine, result, self._strategy, record, self._fallback_path)
+
+    def _record_best(self) -> PolicyRecord:
+        """The record of the best model so far, which has just been evaluated and is to be exported."""
+        return self._record
 
     def _train_step(self, step: int, items: Tensor, means: Metrics) -> None:
         """One optimizer step on the given items, which are split over the ranks."""

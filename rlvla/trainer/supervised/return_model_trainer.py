@@ -109,6 +109,7 @@ class ReturnModelTrainer(FrameTrainer):
     model: Any
     _record: ReturnRecord
     _shifts: Tensor  # [2, B, N], of the images of a step
+    _calibration: tuple[np.ndarray, np.ndarray]  # predicted and realized returns of held-out rows, last evaluation
 
     def __init__(
         self,
@@ -173,28 +174,14 @@ class ReturnModelTrainer(FrameTrainer):
             self.model.head.update_targets(self._config.target_tau)
 
     def evaluate(self) -> dict[str, float]:
-        """Calibration on held-out episodes, and explained variance of as many training episodes.
-
-        Writes the plot of the best epoch so far.
-        """
+        """Calibration on held-out episodes, and explained variance of as many training episodes."""
         self._engine.train(False)
         sides = {"train": self._train[: len(self._heldout)], "heldout": self._heldout}
         rows = {n: ReturnRows.of(self._demos, side, self.model, self._record.facts.scales) for n, side in sides.items()}
         predicted = {n: predicted_returns(self.model, side.inputs, self._strategy.device) for n, side in rows.items()}
         returns = {n: side.returns.numpy() for n, side in rows.items()}
         explained = {n: explained_variance(predicted[n], returns[n]) for n in sides}
-        success = np.repeat(
-            [self._demos.success[i] for i in self._heldout], [len(self._demos.images[i]) for i in self._heldout]
-        )
-        best = not self._best or explained["heldout"] > self._best[self.selects_by]
-        if best:
-            facts = replace(self._record.facts, explained_variance=explained["heldout"])
-            self._record = replace(self._record, facts=facts)
-        if best and self._strategy.is_main:
-            path = self._save_path / CALIBRATION_FILE
-            BestEffortWriter(CALIBRATION_FILE).attempt(
-                lambda: save_calibration(path, predicted["heldout"], returns["heldout"], success)
-            )
+        self._calibration = predicted["heldout"], returns["heldout"]
         return {
             f"{self.name}/explained_variance": explained["heldout"],
             f"{self.name}/train_explained_variance": explained["train"],
@@ -203,6 +190,16 @@ class ReturnModelTrainer(FrameTrainer):
             f"{self.name}/heldout_episodes": float(len(self._heldout)),
             f"{self.name}/heldout_successes": float(sum(self._demos.success[i] for i in self._heldout)),
         }
+
+    def _record_best(self) -> ReturnRecord:
+        """The record with the explained variance; plots the calibration."""
+        if self._strategy.is_main:
+            demos, path = self._demos, self._save_path / CALIBRATION_FILE
+            lengths = [len(demos.images[i]) for i in self._heldout]
+            success = np.repeat([demos.success[i] for i in self._heldout], lengths)
+            BestEffortWriter(path.name).attempt(lambda: save_calibration(path, *self._calibration, success))
+        facts = replace(self._record.facts, explained_variance=self._best[self.selects_by])
+        return replace(self._record, facts=facts)
 
 
 def explained_variance(predicted: np.ndarray, returns: np.ndarray) -> float:
