@@ -16,6 +16,7 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -56,29 +57,17 @@ _LIFT = ("--task_suite_name", "robosuite", "--set", "all.task_ids=0", "demos.con
 _BESIDE = ("--task_suite_name", "toy_push", "--set", "demos.keep=all", "demos.offset_bias=[0.25,0.16]")
 _STACK = ("--task_suite_name", "robosuite", "--set", "all.task_ids=1", "demos.cameras=[agentview,wrist]")
 _STACK += ("demos.control_freq=10", "rl.num_episodes=2048")
-# 20 demonstrations of an expert that never fails, small images: what benchmarks/off_policy.py --tasks lift_images has.
+# 20 demonstrations of an expert that never fails, small images, as benchmarks/off_policy.py --tasks lift_images.
 _FEW = (
-    "recipes/quickstart.yaml",
-    "--set",
-    "demos.num_demos=20",
-    "demos.image_size=32",
-    "demos.offset_prob=0",
-    "demos.offset_max=0",
-)
-_FEW += (
-    "demos.offset_bias=null",
-    "demos.offset_max=0",
-    "demos.noise_std=0",
-    "demos.action_quantum=0",
+    *("recipes/quickstart.yaml", "--set", "demos.num_demos=20", "demos.image_size=32", "demos.offset_prob=0"),
+    *("demos.offset_max=0", "demos.offset_bias=null", "demos.noise_std=0", "demos.action_quantum=0"),
     "sft.max_epochs=60",
 )
 _LIBERO = "recipes/libero.yaml"
 _GRPO = (
-    "rl.advantage_estimator=grpo",
-    "rl.n_samples_per_prompt=8",
-    "rl.rollout_batch_size=16",
+    *("rl.advantage_estimator=grpo", "rl.n_samples_per_prompt=8", "rl.rollout_batch_size=16"),
+    *(f"rl.{name}=null" for name in ("share_backbone", "value_clip", "gamma", "lambd", "bootstrap_truncated")),
 )
-_GRPO += tuple(f"rl.{name}=null" for name in ("share_backbone", "value_clip", "gamma", "lambd", "bootstrap_truncated"))
 TARGETS = {
     "lift": Target(("recipes/quickstart.yaml",), least_end=0.95, minutes=6, most_start=0.6),
     "toy_reach": Target(("recipes/toy_reach.yaml",), least_end=0.95, minutes=1.5),
@@ -158,10 +147,11 @@ def effort(folder: Path, rl: str = "*", cores: int = 2) -> str:
     return "-"
 
 
-def processor_seconds(folder: Path, cores: int = 2) -> float:
-    """Processor time of all stages, divided by the number of cores."""
+def processor_seconds(folder: Path, rl: str = "*", cores: int = 2) -> float:
+    """CPU time of all stages, divided by the number of cores; `rl`: pattern of the folder of reinforcement learning."""
     stages = json.loads((folder / "state.json").read_text())["stages"].values()
-    return sum(stage["cpu_seconds"] or 0.0 for stage in stages) / cores
+    counted = [s for s in stages if s["stage"] != "rl" or fnmatch(Path(s["output"]).name, rl)]
+    return sum(stage["cpu_seconds"] or 0.0 for stage in counted) / cores
 
 
 def cell(rate: dict | None) -> str:
@@ -195,7 +185,7 @@ def main() -> None:
             rates = [cell(report.get(key)) for key in ("sft", "sft_sampled", "rl", "rl_sampled")]
             seconds = report["seconds"]
             times = [duration(seconds[key]) if key in seconds else "-" for key in ("demos", "sft", "rl", "total")]
-            times.append(duration(processor_seconds(folder)))
+            times.append(duration(processor_seconds(folder, target.rl)))
             met = "yes" if passed(target, report) else "NO"
             to_90 = effort(folder, target.rl)
             rows.append((task, seed, *rates, report["episodes"], to_90, *times, met))

@@ -3,12 +3,12 @@
     python benchmarks/recap.py --task toy_push --seeds 0 1 2 --output runs/recap_benchmark
 
 One supervised policy per seed that succeeds in 30 to 60 % of its episodes on held-out states. In each round an arm's
-latest policy records --round_demos own episodes (sampled), and the start is fine-tuned on its demonstrations and all of
-these: on all steps with RECAP's condition, weighted by their advantages (AWR), all alike, or on those of successful
-episodes. The first round's episodes and return model are those of the start, for all arms. Beside them as many
-demonstrations of the expert, and PPO with as many episodes and with ten times as many. The table has greedy success on
-held-out states, and the differences to the start and to RECAP, paired by initial state. Finished commands are not
-repeated.
+latest policy records --round_demos autonomous episodes (sampled), and the start is fine-tuned on its demonstrations
+and all of these: on all steps with RECAP's condition, weighted by their advantages (AWR), all alike, or on those of
+successful episodes. The first round's episodes and return model are those of the start, for all arms. Beside them as
+many demonstrations of the expert, and PPO with as many episodes and with ten times as many. The table has greedy
+success on held-out states, and the differences to the start and to RECAP, paired by initial state. Finished commands
+are not repeated.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def successes(recorded: Path, folder: Path) -> Path:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--round_demos", type=int, default=300, help="own episodes of a round")
-    parser.add_argument("--temperature", type=float, default=1.0, help="of the own episodes")
+    parser.add_argument("--round_demos", type=int, default=300, help="autonomous episodes of a round")
+    parser.add_argument("--temperature", type=float, default=1.0, help="of the autonomous episodes")
     parser.add_argument("--long_ppo", action=argparse.BooleanOptionalAction, default=True)
     arms.compare(parser, policies, "RECAP")

@@ -47,7 +47,7 @@ def build_parser() -> Parser:
     add_arguments(parser, JudgeConfig, "models that tell success")
     add_arguments(parser, WorkerConfig, "environment workers")
     add_arguments(parser, RolloutConfig, "rollout engine")
-    add_arguments(parser, RemoteConfig, "policy behind a socket")
+    add_arguments(parser, RemoteConfig, "remote policy")
     add_arguments(parser, CustomConfig, "own code")
     add_suite_flags(parser)
     return parser

@@ -50,13 +50,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ConfigError(problems)
     with heavy_imports():
         from rlvla.commands.run_policies import policy_folder
-        from rlvla.models.families import check_checkpoint
+        from rlvla.commands.train_sft import unconditionable
+        from rlvla.models.families import check_checkpoint, recorded_guidance
     policy = Path(policy_folder(run.pretrain, env_python=namespace.env_python))
-    proprio = ["--use_proprio"] if check_checkpoint(policy, run.unnorm_key).spec.proprio_dim else []
+    if recorded_guidance(policy) is not None:
+        text = "is advantage-conditioned, and each round trains the initial policy anew; give the policy that it was"
+        text = f"--pretrain {policy} {text} trained from, and its recorded episodes by --demos"
+        raise ConfigError.of("pretrain", "conditioned", text)
+    if text := unconditionable(policy, run.unnorm_key):
+        raise ConfigError.of("pretrain", "mismatch", f"--pretrain: {text}")
+    data = ["--cameras", *run.cameras] if run.cameras else []
+    data += [*run.words(), *(["--use_proprio"] if check_checkpoint(policy, run.unnorm_key).spec.proprio_dim else [])]
     commands = RoundCommands(
         programs_of(__package__, __file__, "train_value_vla"),
         flags.training,
-        [*proprio, f"--seed={run.seed}", f"--save_steps={namespace.save_steps}", "--no-use_tensorboard"],
+        [*data, f"--seed={run.seed}", f"--save_steps={namespace.save_steps}", "--no-use_tensorboard"],
         flags.common,
     )
     folder = Path(run.save_path)

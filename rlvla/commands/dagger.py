@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlvla.commands.sft_rounds import POLICY_FOLDER, success_of
+from rlvla.commands.sft_rounds import POLICY_FOLDER, evaluation_command, round_name, success_of
 from rlvla.commands.sft_runs import TRAINING, run_logged
 from rlvla.options import Condition
 from rlvla.utils.cli.flags import arg
@@ -33,6 +33,7 @@ REPLACED = {
     "max_steps": "give --round_steps",
     "heldout_share": "--round_episodes measure success",
     "save_steps": "a round cannot be resumed",
+    "fallback_path": "a round is not continued from there",
 }
 _RECORDING_SHARE = 0.5  # of the time left, at most
 _WITH_RL = Condition(lambda flags: RL in flags["round_sources"], f"no effect without {RL} in --round_sources")
@@ -53,7 +54,8 @@ class DaggerConfig:
     )
     takeover: str = arg(
         "random",
-        "the expert takes over for good at a random step of each episode, or as of collect_demos.py --intervene expert",
+        "takeover by the expert: random (at a random step, until the episode ends) or intervene (as with "
+        "collect_demos.py --intervene expert)",
         choices=("random", "intervene"),
     )
     round_sources: tuple[str, ...] = arg(
@@ -141,9 +143,8 @@ class RoundCommands:
         return [*ranks_module(ranks_of(config.round_rl_processes)), *self.programs[RL_TRAINING], *flags]
 
     def evaluate(self, config: DaggerConfig, policy: Path, output: Path) -> list[str]:
-        """Greedy success of a policy on held-out states."""
-        flags = [f"--eval_episodes={config.round_episodes}", f"--pretrain={policy}", f"--output={output}"]
-        return [*self.programs["eval_vla"], *flags, *self.common]
+        """See `evaluation_command`."""
+        return evaluation_command(self.programs, self.common, config.round_episodes, policy, output)
 
 
 @dataclass(frozen=True)
@@ -198,11 +199,11 @@ def run_dagger(
     source: str | None = None
     while True:
         number, started = len(rounds), time.monotonic()
-        place, name, run = folder / f"round_{number}", "initial policy", None
+        place, name, run = folder / f"round_{number}", round_name(number), None
         left = (end - started) / 60
         seed_of_round = derive_seed(seed, "dagger", number) % 2**31
         if source is not None:
-            name = f"round {number}, {source}"
+            name += f", {source}"
         if best is not None and source == RL:
             run = best.run or RLRun(best.policy, place / RL, seed_of_round)
             policy = place / POLICY_FOLDER
@@ -253,7 +254,7 @@ def run_dagger(
     ]
     show(table(("round", "source", "n", "success at end [95 %]", "time", "points a minute"), rows))
     chosen = rounds.index(best)
-    show(f"ended: {why}\nwritten: {folder / POLICY_FOLDER} ({f'round {chosen}' if chosen else 'the initial policy'})")
+    show(f"ended: {why}\nwritten: {folder / POLICY_FOLDER} ({round_name(chosen)})")
     return folder / POLICY_FOLDER
 
 
@@ -289,5 +290,5 @@ def _record(folder: Path, rounds: Sequence[Round], best: Round, why: str) -> Non
     chosen = rounds.index(best)
     text = " -> ".join(str(one.success) + (f" ({one.source})" if one.source else "") for one in rounds)
     summary = f"{text}, of {rounds[0].success.n} episodes each; "
-    summary += f"{f'round {chosen}' if chosen else 'the initial policy'} kept; {why}"
+    summary += f"{round_name(chosen)} kept; {why}"
     write_json(folder / ROUNDS_FILE, {"rounds": entries, "best": chosen, SUMMARY: summary})

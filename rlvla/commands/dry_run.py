@@ -165,7 +165,7 @@ def _frozen_probes(flags: PPORun, setting: CheckedRun, row: RowShape, amounts: d
     if learner_needs_reference(flags.algorithm) and not flags.actor.lora_rank:  # else: adapters switched off
         sketches["reference"] = setting.checkpoint.sketch(row, ActorConfig()), amounts
     rewards, folders = flags.rewards, {}
-    if "rm_model" in {spec.partition(":")[0] for spec in rewards.reward} and rewards.rm_model_path:
+    if "rm_model" in rewards.source_names and rewards.rm_model_path:
         folders["rm_model"] = (rewards.rm_model_path, rewards.rm_model_pay)
     if flags.success.success_source == "rm_model" and rewards.rm_model_path:
         folders[_JUDGE] = (rewards.rm_model_path, "final")

@@ -34,7 +34,7 @@ from rlvla.utils.deepspeed.config import launch_problems
 from rlvla.utils.errors import ConfigError, Problem, require
 from rlvla.utils.files import target_problem
 
-# Results of policies behind a socket; a folder for each address.
+# Results of remote policies; a folder for each address.
 REMOTE_FOLDER = Path("runs/remote")
 
 
@@ -54,7 +54,7 @@ class EvaluatedPolicy:
 
     @property
     def remote(self) -> RemoteCheckpoint | None:
-        """The policy behind a socket; None for a folder."""
+        """The remote policy; None for a folder."""
         return self.setting.checkpoint if isinstance(self.setting.checkpoint, RemoteCheckpoint) else None
 
     @property

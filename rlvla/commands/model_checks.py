@@ -66,7 +66,7 @@ def observation_problems(folder: str | Path, spec: PolicySpec, shown: Observatio
     of_suite = set(trained) <= set(suite.cameras) or is_same and suite.options and suite.options.has_more_cameras
     names = ", ".join(cameras)
     if spec.cameras not in (None, len(cameras)):
-        add("image_count", f"takes {spec.cameras} image(s); there are those of {names}")
+        add("image_count", f"takes {spec.cameras} image(s), but --cameras selects {len(cameras)}: {names}")
     elif trained != cameras and trained and of_suite:
         before = ", ".join(trained)
         add("cameras", f"was trained on the camera(s) {before}, and would be shown {names}; train one on these")
@@ -95,7 +95,7 @@ def value_model_problems(flags: PPORun, setting: CheckedRun | None) -> list[Prob
 
 def source_problems(rewards: RewardConfig, shown: ObservationSpec, success_source: str = SIMULATOR) -> list[Problem]:
     """Problems if reward models get other observations than in training; bad folders are reported by the sources."""
-    asked = {success_source, *(spec.partition(":")[0] for spec in rewards.reward)}
+    asked = {success_source, *rewards.source_names}
     folders = {
         "rm_model_path": rewards.rm_model_path if "rm_model" in asked else None,
         "reward_pretrain": rewards.reward_pretrain,

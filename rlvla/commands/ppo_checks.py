@@ -271,7 +271,7 @@ def _reward_problems(flags: PPORun) -> Iterator[Problem]:
     """Filters of unknown numbers, and a scaled reward where the estimator uses its components."""
     algorithm, metric = flags.algorithm, flags.filters.filter_metric
     rewards, estimator = flags.rewards, algorithm.advantage_estimator
-    sources = [spec.partition(":")[0] for spec in rewards.reward]
+    sources = [*rewards.source_names]
     sources += [REWARD_MODEL] if rewards.reward_pretrain is not None else []
     sources += [OVERLONG] if options_of(rewards, REWARDS, OVERLONG).overlong_buffer_len else []
     # The numbers that a source reports are known only when it does.
@@ -320,9 +320,8 @@ def _step_problems(flags: PPORun) -> Iterator[Problem]:
     if optimization.target_kl is not None and batch.max_epochs * batch.episodes_per_iteration <= batch.train_batch_size:
         why = "an iteration has only one optimizer step, so there is none to skip; raise --max_epochs"
         yield Problem("target_kl", "no_effect", f"--target_kl {optimization.target_kl}: {why}")
-    if optimization.ema_beta and strategy.zero_stage == 3:
-        text = f"--ema_beta {optimization.ema_beta} needs whole parameters on every rank: --zero_stage 0, 1 or 2"
-        yield Problem("ema_beta", "contradiction", text)
+    if optimization.ema_beta:
+        yield from strategy.sharding_problems("ema_beta", optimization.ema_beta)
     if optimization.use_ema and not optimization.ema_beta:
         text = "--use_ema: there is no moving average; give --ema_beta, for example 0.99"
         yield Problem("use_ema", "needs_flag", text)

@@ -67,7 +67,7 @@ class PPORun(TrainingRun):
         """The folder that the critic starts from; None: that of the policy."""
         if self.run.critic_from == "policy":
             return self.run.critic_pretrain
-        scores = any(spec.partition(":")[0] == "rm_model" for spec in self.rewards.reward)
+        scores = "rm_model" in self.rewards.source_names
         return self.rewards.reward_pretrain or (self.rewards.rm_model_path if scores else None)
 
     def backend_setup(self, setting: CheckedRun | None) -> BackendSetup:

@@ -1,4 +1,4 @@
-"""RECAP: rounds of own episodes, return model and advantage-conditioned training, for `cli/recap_vla.py`."""
+"""RECAP: rounds of autonomous episodes, return model and advantage-conditioned training, for `cli/recap_vla.py`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rlvla.commands.sft_rounds import POLICY_FOLDER, success_of
+from rlvla.commands.sft_rounds import POLICY_FOLDER, evaluation_command, round_name, success_of
 from rlvla.commands.sft_runs import TRAINING, run_logged
 from rlvla.utils.cli.flags import arg
 from rlvla.utils.data_files import read_json
@@ -26,19 +26,20 @@ REPLACED = {
     "max_steps": "give --round_steps",
     "advantage_conditioning": "each round trains its own return model",
     "advantage_weighting": "rounds train on a condition",
+    "fallback_path": "a round is not continued from there",
 }
 
 
 @dataclass(frozen=True)
 class RecapConfig:
-    """Rounds of own episodes, return model and training."""
+    """Rounds of autonomous episodes, return model and training."""
 
     rounds: int = arg(2, "rounds of recording, return model and training", minimum=1, maximum=1000, essential=True)
-    round_demos: int = arg(300, "own episodes per task and round, failures included", minimum=1, essential=True)
+    round_demos: int = arg(300, "autonomous episodes per task and round, failures included", minimum=1, essential=True)
     round_temperature: float = arg(
         1.0,
-        "sampling temperature of the own episodes; greedy actions in a state are always the same, so that no advantage "
-        "tells better from worse ones",
+        "sampling temperature of the autonomous episodes; greedy actions do not vary within a state, so advantages "
+        "would have nothing to compare",
         above=0,
     )
     round_steps: int = arg(1000, "optimizer steps of the policy per round", minimum=1, essential=True)
@@ -63,32 +64,31 @@ class RoundCommands:
     common: Sequence[str]
 
     def collect(self, config: RecapConfig, policy: Path, output: Path, seed: int) -> list[str]:
-        """Own episodes of a policy."""
+        """Autonomous episodes of a policy."""
         flags = ["--keep=all", f"--num_demos={config.round_demos}", f"--temperature={config.round_temperature}"]
         flags += [f"--policy={policy}", f"--seed={seed}"]
         return [*self.programs["collect_demos"], *flags, f"--output={output}", *self.common]
 
     def train_value(self, config: RecapConfig, demos: Sequence[str], folder: Path) -> list[str]:
-        """Training of a return model on demonstrations and own episodes."""
+        """Training of a return model on demonstrations and autonomous episodes."""
         flags = ["--pretrain=compact", f"--max_epochs={config.value_epochs}", *self.value, f"--save_path={folder}"]
         return [*self.programs["train_value_vla"], "--demos", *demos, *flags, "--load_checkpoint"]
 
     def train(self, config: RecapConfig, policy: Path, demos: Sequence[str], value: Path | None, folder: Path) -> list:
-        """Training of the initial policy on demonstrations and own episodes; without `value` unconditioned."""
+        """Training of the initial policy on demonstrations and autonomous episodes; without `value` unconditioned."""
         flags = [f"--max_steps={config.round_steps}", f"--pretrain={policy}", f"--save_path={folder}"]
         flags += [] if value is None else [f"--advantage_conditioning={value}"]
         return [*self.programs[TRAINING], *self.training, *flags, "--load_checkpoint", "--demos", *demos]
 
     def evaluate(self, config: RecapConfig, policy: Path, output: Path) -> list[str]:
-        """Greedy success of a policy on held-out states."""
-        flags = [f"--eval_episodes={config.round_episodes}", f"--pretrain={policy}", f"--output={output}"]
-        return [*self.programs["eval_vla"], *flags, *self.common]
+        """See `evaluation_command`."""
+        return evaluation_command(self.programs, self.common, config.round_episodes, policy, output)
 
 
 def run_recap(
     config: RecapConfig, policy: Path, demos: Sequence[str], folder: Path, commands: RoundCommands, seed: int
 ) -> Path:
-    """Rounds of own episodes, return model and training; returns the folder of the best policy.
+    """Rounds of autonomous episodes, return model and training; returns the folder of the best policy.
 
     Each round fine-tunes the initial policy on the demonstrations and the autonomous episodes of all rounds. The
     same call continues after an interruption: finished commands are not repeated.
@@ -96,7 +96,7 @@ def run_recap(
     Args:
         config: the rounds.
         policy: folder of the initial policy.
-        demos: demonstrations, corrections, earlier own episodes.
+        demos: demonstrations, corrections, earlier autonomous episodes.
         folder: receives a folder per round, `rounds.json` and the best policy.
         commands: commands of a round.
         seed: of the episodes' initial states.
@@ -106,17 +106,21 @@ def run_recap(
         SystemExit: a command of a round failed.
     """
     flags = {"rounds": asdict(config), "policy": str(policy), "demos": list(demos), "seed": seed}
-    flags |= {"training": list(commands.training), "common": list(commands.common)}
+    common = [token for token in commands.common if not token.startswith("--num_envs=")]  # without effect
+    flags |= {"training": list(commands.training), "common": common}
     check_same_flags(folder, flags)
     start, own, rounds = policy, list[str](), []
     for number in range(config.rounds + 1):
-        place, name = folder / f"round_{number}", f"round {number}" if number else "initial policy"
+        place, name = folder / f"round_{number}", round_name(number)
         if number:
             recorded, seed_of_round = place / "own", derive_seed(seed, "recap", number) % 2**31
             _run_once(commands.collect(config, policy, recorded, seed_of_round), recorded, recorded / "demos.hdf5")
             own.append(str(recorded / "demos.hdf5"))
             everything, value = [*demos, *own], place / "value"
             _run_once(commands.train_value(config, everything, value), value, value / "metrics.json")
+            if useless := _useless_return_model(value):
+                log.warning(f"{name}: {useless}; rounds end (raise --round_demos or --value_epochs in another folder)")
+                break
             policy = place / "sft" / POLICY_FOLDER
             _run_once(commands.train(config, start, everything, value, place / "sft"), place / "sft", policy)
         evaluated = place / "eval" / "eval.json"  # an evaluation continues by itself
@@ -131,9 +135,19 @@ def run_recap(
     summary = f"{rounds[0][1]} -> {rounds[best][1]} after {best} round(s), of {rounds[0][1].n} episodes"
     write_json(folder / ROUNDS_FILE, {"rounds": entries, "best": best, SUMMARY: summary})
     rows = [(n, config.round_demos * n, success.n, str(success)) for n, (_, success) in enumerate(rounds)]
-    show(table(("round", "own episodes per task", "n", "success at end [95 %]"), rows))
-    show(f"written: {folder / POLICY_FOLDER} ({f'round {best}' if best else 'the initial policy'})")
+    show(table(("round", "autonomous episodes per task", "n", "success at end [95 %]"), rows))
+    show(f"written: {folder / POLICY_FOLDER} ({round_name(best)})")
     return folder / POLICY_FOLDER
+
+
+def _useless_return_model(value: Path) -> str | None:
+    """Why the return model of a round cannot be trained on, as text; None if it can."""
+    from rlvla.trainer.supervised.return_model_trainer import LEAST_EXPLAINED, ReturnModelTrainer  # loads torch
+
+    explained = read_json(value / "metrics.json")[ReturnModelTrainer.selects_by]
+    if explained >= LEAST_EXPLAINED:
+        return None
+    return f"the return model explains {explained:.2f} of the variance of held-out returns"
 
 
 def check_same_flags(folder: Path, flags: Mapping[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""Checks of a policy behind a socket (`--remote` of `cli/eval_vla.py`) against a suite."""
+"""Checks of a remote policy (`--remote` of `cli/eval_vla.py`) against a suite."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def learned_from_of(metadata: Mapping[Any, Any], remote: RemoteConfig) -> list[L
 
 
 def describe_remote(tasks: Sequence[TaskSpec], learned_from: Sequence[LearnedStates] | None) -> str:
-    """What is known about the training of a policy behind a socket, and what is not."""
+    """Training states of a remote policy, as far as its server reports them."""
     if learned_from is None:
         return (
             "a policy behind a socket: its weights, training states and choice of actions are unknown, so these "

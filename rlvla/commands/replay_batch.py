@@ -52,7 +52,7 @@ def run_replay(path: Path, pretrain: Path, unnorm_key: str | None = None) -> Bat
         batch = read_batch(path)
     except (OSError, KeyError, TypeError, RuntimeError, ValueError, EOFError, UnpicklingError) as error:
         why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"--batch {path} cannot be read as a batch of a left-out step ({why})") from error
+        raise ConfigError(f"--batch {path} cannot be read as the batch of a skipped step ({why})") from error
     if batch.model == "critic" and batch.rows.critic_state is not None:
         raise ConfigError(f"--batch {path} is of a critic with --critic_input state, which no folder holds")
     pretrain = Path(policy_folder(str(pretrain)))

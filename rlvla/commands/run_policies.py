@@ -208,10 +208,7 @@ def _export(run: Path, checkpoint: Path, output: Path, env_python: str | None) -
     if setting is None or problems:
         reason = f"the policy of {checkpoint} needs what the run started from: "
         raise ConfigError([p.prefixed(reason) for p in problems])
-    demos = None
-    if flags.optimization.ptx_demos is not None:
-        options = options_like(setting.env, flags.optimization.dataset_camera)
-        demos = read_demonstrations(flags.optimization.ptx_demos, setting.env.camera_names, options)
+    demos = read_ptx_demos(flags, setting)
     with passing_note(f"reading {checkpoint}"):
         shared = flags.algorithm.share_backbone and learner_needs_critic(flags.algorithm)
         policy: Any = setting.checkpoint.load_policy(flags.actor, value_head=shared)
@@ -229,6 +226,14 @@ def _export(run: Path, checkpoint: Path, output: Path, env_python: str | None) -
     problem = write_policy(policy, output, policy_record(flags.policy.pretrain, flags.split, setting, demos))
     if problem:
         raise SaveError(f"the policy could not be written to {output} ({problem})")
+
+
+def read_ptx_demos(flags: PPORun, setting: CheckedRun) -> Demonstrations | None:
+    """The demonstrations of --ptx_demos; None without."""
+    if flags.optimization.ptx_demos is None:
+        return None
+    options = options_like(setting.env, flags.optimization.dataset_camera)
+    return read_demonstrations(flags.optimization.ptx_demos, setting.env.camera_names, options)
 
 
 def policy_record(

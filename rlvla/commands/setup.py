@@ -169,8 +169,8 @@ def check_run(
         problems += error.problems
     problems += start_warnings(folder, checkpoint)
     if checkpoint is not None and checkpoint.guidance is not None and rewards is not None:
-        text = f"{folder} acts on a condition (--advantage_conditioning), which reinforcement learning does not train"
-        problems.append(Problem("pretrain", "conditioned", f"{text}; start from a policy without it"))
+        text = f"{folder} is advantage-conditioned, which reinforcement learning does not support; start from an"
+        problems.append(Problem("pretrain", "conditioned", f"{text} unconditioned policy"))
     if checkpoint is not None and env.use_proprio is None:  # a foreign checkpoint: its tensors decide
         env = replace(env, use_proprio=bool(checkpoint.spec.proprio_dim))
     try:
@@ -285,7 +285,7 @@ def _contradictions(
         yield Problem("cameras", "mismatch", text)
     if bool(spec.proprio_dim) != bool(env.use_proprio):
         takes = "takes" if spec.proprio_dim else "does not take"
-        text = f"--use_proprio: the checkpoint {takes} proprioception; leave the flag out or agree with it"
+        text = f"--use_proprio: the checkpoint {takes} proprioception; leave the flag out, or agree with it"
         yield Problem("use_proprio", "mismatch", text)
     if env.image_fit == NATIVE and not spec.keeps_aspect_ratio:
         text = f"--image_fit {NATIVE}: the checkpoint takes square images; take crop, pad or stretch"

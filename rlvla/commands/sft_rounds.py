@@ -35,7 +35,7 @@ def rounds_parser(package: str | None, description: str, output: str, groups: Ma
         groups: options of the rounds.
     """
     own = {field.name for kind in groups.values() for field in fields(kind)}
-    parser = training_parser(package, without=own)
+    parser = training_parser(package, without={"max_minutes", *own})  # a time budget would be one of all rounds
     parser.description = Parser(description).description
     for title, kind in groups.items():
         add_arguments(parser, kind, title)
@@ -96,6 +96,27 @@ class RoundFlags:
 def programs_of(package: str | None, file: str, *names: str) -> dict[str, list[str]]:
     """Programs of the commands of a round, name -> arguments of Python; see `program_of`."""
     return {name: program_of(name, package, file) for name in (TRAINING, "collect_demos", "eval_vla", *names)}
+
+
+def evaluation_command(
+    programs: Mapping[str, Sequence[str]], common: Sequence[str], episodes: int, policy: Path, output: Path
+) -> list[str]:
+    """Greedy success of a policy on held-out states, as arguments of Python.
+
+    Args:
+        programs: of `programs_of`.
+        common: see `RoundFlags`.
+        episodes: per task.
+        policy: its folder.
+        output: file of the results.
+    """
+    flags = [f"--eval_episodes={episodes}", f"--pretrain={policy}", f"--output={output}"]
+    return [*programs["eval_vla"], *flags, *common]
+
+
+def round_name(number: int) -> str:
+    """Of a round, in messages; 0 is the initial policy."""
+    return f"round {number}" if number else "initial policy"
 
 
 def success_of(path: Path) -> Rate:

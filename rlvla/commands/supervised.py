@@ -146,7 +146,7 @@ def run_frame_model(
         trainer = new_trainer(_start_of_frame_model(run, sizes, demos, strategy), demos, strategy, config, run)
         if run.load_checkpoint:
             trainer.resume()
-        if strategy.is_main:  # that of an earlier run only once its checkpoint fits
+        if strategy.is_main:  # only now: a mismatching checkpoint must leave the old configuration
             write_config_file(save_path, groups)
         trainer.logger.describe(groups, outcomes=(trainer.outcome,))
         if strategy.is_main:

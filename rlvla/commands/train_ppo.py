@@ -9,12 +9,10 @@ from rlvla.commands.dry_run import ppo_report
 from rlvla.commands.load_models import load_models
 from rlvla.commands.ppo_checks import check
 from rlvla.commands.ppo_flags import PPORun
-from rlvla.commands.run_policies import policy_record, with_policy_folder
+from rlvla.commands.run_policies import policy_record, read_ptx_demos, with_policy_folder
 from rlvla.commands.runs.asynchronous import correction_of
 from rlvla.commands.runs.training import begin, run_folder, started, train
 from rlvla.commands.setup import CheckedRun, first_observations
-from rlvla.data.options import options_like
-from rlvla.data.reading import read_demonstrations
 from rlvla.rewards import RewardPlan
 from rlvla.rollout import RolloutEngine
 from rlvla.trainer.algorithm_config import learner_needs_reference
@@ -57,10 +55,7 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
             policy_proprio=setting.policy_proprio,
             instructions=setting.instructions,
         )
-        demos = None
-        if flags.optimization.ptx_demos is not None:
-            options = options_like(setting.env, flags.optimization.dataset_camera)
-            demos = read_demonstrations(flags.optimization.ptx_demos, setting.env.camera_names, options)
+        demos = read_ptx_demos(flags, setting)
         config = PPOConfig(
             batch=flags.batch,
             algorithm=flags.algorithm,
@@ -118,7 +113,10 @@ def describe_run(flags: PPORun, setting: CheckedRun, trainer: PPOTrainer) -> str
     end = f"after iteration {batch.iterations}"
     if schedule.early_stopping:
         threshold, last = f"{100 * schedule.early_stop_success:g} %", f"{schedule.early_stop_iterations} iterations"
-        evaluated, sampled = f"an evaluation reaches {threshold}", f"{last} are surely above {threshold}"
+        evaluated, sampled = (
+            f"an evaluation reaches {threshold}",
+            f"the lower 95 % bound of sampled success over {last} reaches {threshold}",
+        )
         by = {"evaluations": evaluated, "sampled": sampled}
         end += f", or once {by.get(schedule.early_stop_by, f'{evaluated}, or {sampled}')}"
     rows = {

@@ -28,7 +28,7 @@ from rlvla.utils.terminal import show
 
 def run_return_model(
     run: ReturnRunConfig,
-    tiny: NewModelConfig,
+    sizes: NewModelConfig,
     config: ReturnModelConfig,
     strategy_config: StrategyConfig,
     given: Collection[str] = (),
@@ -37,15 +37,16 @@ def run_return_model(
 
     `given` are the names of the flags on the command line.
     """
+    iql = config.value_objective == "iql"  # its targets follow whole networks
     return run_frame_model(
         run,
-        tiny,
+        sizes,
         config,
         strategy_config,
         given,
         read=lambda run: read_several(run.demos, run.cameras or None, options=run, same=(SUITE,)),
         data_problems=_data_problems,
-        flag_problems=_sharding_problems(config, strategy_config),
+        flag_problems=strategy_config.sharding_problems("value_objective", "iql") if iql else [],
         new_trainer=_new_trainer,
         conclude=_conclude,
     )
@@ -110,11 +111,3 @@ def _data_problems(demos: Demonstrations, config: ReturnModelConfig, run: Return
         text = f"--demos {paths}: {len(demos.actions)} episodes leave too few to train on or to hold out; record more"
         return [Problem("demos", "too_few", text)]
     return []
-
-
-def _sharding_problems(config: ReturnModelConfig, strategy: StrategyConfig) -> list[Problem]:
-    """ZeRO-3, in which no rank has the whole networks that the targets follow."""
-    if config.value_objective != "iql" or strategy.zero_stage != 3:
-        return []
-    text = "--value_objective iql needs whole parameters on every rank: --zero_stage 0, 1 or 2"
-    return [Problem("value_objective", "contradiction", text)]

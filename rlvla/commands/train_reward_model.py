@@ -23,7 +23,7 @@ from rlvla.utils.terminal import show, suggest
 
 def run_reward_model(
     run: RewardRunConfig,
-    tiny: NewModelConfig,
+    sizes: NewModelConfig,
     config: RewardModelConfig,
     strategy_config: StrategyConfig,
     given: Collection[str] = (),
@@ -34,7 +34,7 @@ def run_reward_model(
     """
     return run_frame_model(
         run,
-        tiny,
+        sizes,
         config,
         strategy_config,
         given,

@@ -77,12 +77,12 @@ from rlvla.utils.seeding import seed_everything
 from rlvla.utils.terminal import duration, log, passing_note, quiet_libraries, show, suggest, table
 
 VERDICT_FILE = "verdict.json"
-_OF_NO_USE_AT_THE_END = {"sft/lr", "perf/update_tokens_per_s"}
+_NOT_IN_SUMMARY = {"sft/lr", "perf/update_tokens_per_s"}
 
 
 def run_sft(
     run: SFTRunConfig,
-    tiny: NewModelConfig,
+    sizes: NewModelConfig,
     config: SFTConfig,
     actor_config: ActorConfig,
     strategy_config: StrategyConfig,
@@ -98,12 +98,11 @@ def run_sft(
     """
     validation = validation or ValidationConfig()
     run = replace(run, pretrain=policy_folder(run.pretrain, env_python=validation.env_python))
-    parts = (run, tiny, config, actor_config, strategy_config, validation)
-    problems = [*(p for part in parts for p in range_problems(part)), *supervised_problems(run, config)]
-    problems += strategy_config.problems() + no_effect_problems(parts, unselected, given)
-    if config.ema_decay and strategy_config.zero_stage == 3:
-        text = f"--ema_decay {config.ema_decay} needs whole parameters on every rank: --zero_stage 0, 1 or 2"
-        problems.append(Problem("ema_decay", "contradiction", text))
+    groups = (run, sizes, config, actor_config, strategy_config, validation)
+    problems = [*(p for part in groups for p in range_problems(part)), *supervised_problems(run, config)]
+    problems += strategy_config.problems() + no_effect_problems(groups, unselected, given)
+    if config.ema_decay:
+        problems += strategy_config.sharding_problems("ema_decay", config.ema_decay)
     if run.load_checkpoint and Path(run.save_path, VERDICT_FILE).exists():
         text = f"--load_checkpoint: the run in {run.save_path} has ended; name another --save_path"
         problems.append(Problem("load_checkpoint", "changed", text))
@@ -122,13 +121,13 @@ def run_sft(
         problems += error.problems
     try:
         if is_new(run.pretrain):
-            problems += new_model_problems(run, tiny, demos, actor_config, given)
-            problems += supervision_problems(missing_of_new(run, tiny), config)
+            problems += new_model_problems(run, sizes, demos, actor_config, given)
+            problems += supervision_problems(missing_of_new(run, sizes), config)
         else:
-            problems += _start_problems(run, tiny, demos, actor_config, config, given)
+            problems += _start_problems(run, sizes, demos, actor_config, config, given)
         if demos is not None:
-            problems += _conditioning_problems(run, tiny, config, demos)
-            problems += _weighting_problems(run, tiny, config, demos)
+            problems += _conditioning_problems(run, sizes, config, demos)
+            problems += _weighting_problems(run, sizes, config, demos)
     except ConfigError as error:
         problems += error.problems
     episodes = None
@@ -149,7 +148,7 @@ def run_sft(
             log.warning("--autonomous_weight has no effect: the demonstrations do not record who acted")
     if run.dry_run:
         if launched_rank() == 0:
-            with _checkpoint(run, tiny, demos) as checkpoint:
+            with _checkpoint(run, sizes, demos) as checkpoint:
                 train, _ = split_for_validation(demos, validation, run.seed)
                 by_policy = np.concatenate([demos.rows_by_policy(episode) for episode in train])
                 rows = rows_per_epoch(by_policy, config.autonomous_weight)
@@ -163,27 +162,27 @@ def run_sft(
         strategy = DeepspeedStrategy(strategy_config, seed=run.seed)
         seed_everything(run.seed)
         stack.enter_context(claimed_folder(run, strategy))
-        return _train(run, tiny, config, actor_config, strategy, demos, [*parts, custom], validation, playing)
+        return _train(run, sizes, config, actor_config, strategy, demos, [*groups, custom], validation, playing)
 
 
 def _train(
     run: SFTRunConfig,
-    tiny: NewModelConfig,
+    sizes: NewModelConfig,
     config: SFTConfig,
     actor_config: ActorConfig,
     strategy: DeepspeedStrategy,
     demos: Demonstrations,
-    parts: Sequence[Any],
+    groups: Sequence[Any],
     validation: ValidationConfig,
     playing: Playing | None,
 ) -> Path:
-    """Train with a checked configuration; `parts` are all groups of flags."""
+    """Train with a checked configuration; `groups` are all groups of flags."""
     start = time.perf_counter()
     save_path = Path(run.save_path)
     pretrain = Path(run.pretrain)
     if is_new(run.pretrain) or run.fit_to_demos:
-        pretrain = start_folder(run, strategy, lambda folder: _write_start(folder, demos, run, tiny))
-    overrides = _overrides(pretrain, run, tiny, demos)
+        pretrain = start_folder(run, strategy, lambda folder: _write_start(folder, demos, run, sizes))
+    overrides = _overrides(pretrain, run, sizes, demos)
     if config.advantage_conditioning is not None:
         overrides |= family_of(pretrain).condition or {}
     with passing_note(f"loading {pretrain}"):
@@ -212,9 +211,9 @@ def _train(
         None if weights is None else weights.weights,
     )
     resumed = run.load_checkpoint and trainer.resume()
-    if strategy.is_main:  # that of an earlier run only once its checkpoint fits
-        write_config_file(save_path, parts)
-    trainer.logger.describe(parts, outcomes=("sft/accuracy",))
+    if strategy.is_main:  # only now: a mismatching checkpoint must leave the old configuration
+        write_config_file(save_path, groups)
+    trainer.logger.describe(groups, outcomes=("sft/accuracy",))
     if weights is not None and not resumed:
         shares = {"sft/awr_effective_share": weights.effective, "sft/awr_clipped_share": weights.clipped}
         trainer.logger.log(shares, 0)
@@ -223,7 +222,7 @@ def _train(
     metrics = trainer.fit()
     policy = trainer.exported
     if strategy.is_main:
-        rows = [(name, f"{value:.4g}") for name, value in metrics.items() if name not in _OF_NO_USE_AT_THE_END]
+        rows = [(name, f"{value:.4g}") for name, value in metrics.items() if name not in _NOT_IN_SUMMARY]
         print(table(("metric (last steps)", "value"), rows))
         assert trainer.verdict is not None
         show("\n".join(trainer.verdict.sentences))
@@ -284,7 +283,7 @@ def _row_weights(
 
 
 def _weighting_problems(
-    run: SFTRunConfig, tiny: NewModelConfig, config: SFTConfig, demos: Demonstrations
+    run: SFTRunConfig, sizes: NewModelConfig, config: SFTConfig, demos: Demonstrations
 ) -> Iterator[Problem]:
     """Problems of the return model of advantage-weighted regression; ConfigError for its files."""
     if config.advantage_weighting is None:
@@ -294,38 +293,36 @@ def _weighting_problems(
         yield Problem("advantage_weighting", "contradiction", text)
     yield from _return_model_problems("advantage_weighting", config.advantage_weighting, run, demos)
     folder = return_model_folder(config.advantage_weighting)
-    learned, acting = check_checkpoint(folder).spec.action_chunk_len, _chunk_len(run, tiny, demos)
+    learned, acting = check_checkpoint(folder).spec.action_chunk_len, _chunk_len(run, sizes, demos)
     if ReturnFacts.read(folder).actions is not None and acting != learned:
         text = f"--advantage_weighting {folder}: values of chunks of {learned} actions, and the policy's have {acting}"
         yield Problem("advantage_weighting", "mismatch", f"{text}; train it with --action_chunk_len {acting}")
 
 
-def _chunk_len(run: SFTRunConfig, tiny: NewModelConfig, demos: Demonstrations) -> int:
+def _chunk_len(run: SFTRunConfig, sizes: NewModelConfig, demos: Demonstrations) -> int:
     """Actions per decision of the policy to train."""
     if is_new(run.pretrain):
-        return 1 if run.model_variant == "autoregressive" else new_chunk_len(tiny, demos)
+        return 1 if run.model_variant == "autoregressive" else new_chunk_len(sizes, demos)
     if run.fit_to_demos:
-        return _before_refit(run, tiny).spec.action_chunk_len
-    overrides = _overrides(run.pretrain, run, tiny, demos)
+        return _before_refit(run, sizes).spec.action_chunk_len
+    overrides = _overrides(run.pretrain, run, sizes, demos)
     return check_checkpoint(run.pretrain, run.unnorm_key, overrides=overrides).spec.action_chunk_len
 
 
 def _conditioning_problems(
-    run: SFTRunConfig, tiny: NewModelConfig, config: SFTConfig, demos: Demonstrations
+    run: SFTRunConfig, sizes: NewModelConfig, config: SFTConfig, demos: Demonstrations
 ) -> Iterator[Problem]:
     """Problems of the return model, and data or policies that cannot be conditioned; ConfigError for its files."""
     paths, start = " ".join(run.demos), run.pretrain
     conditioned = not is_new(start) and recorded_guidance(start) is not None
     if config.advantage_conditioning is None:
         if conditioned:
-            text = f"--pretrain {start} acts on a condition; continue with --advantage_conditioning, or from a policy"
-            yield Problem("pretrain", "conditioned", f"{text} without it")
+            text = f"--pretrain {start} is advantage-conditioned; give --advantage_conditioning, or start from an"
+            yield Problem("pretrain", "conditioned", f"{text} unconditioned policy")
         return
     if not is_new(start):
-        token_by_token = check_checkpoint(start, run.unnorm_key).spec.token_by_token
-        if family_of(start).condition is None or token_by_token:
-            text = f"--advantage_conditioning: policies such as {start} take no condition; take a compact, OFT "
-            yield Problem("advantage_conditioning", "mismatch", f"{text}or a LeRobot policy")
+        if reason := unconditionable(start, run.unnorm_key):
+            yield Problem("advantage_conditioning", "mismatch", f"--advantage_conditioning: {reason}")
     elif run.model_variant == "autoregressive":
         text = "--advantage_conditioning: a policy that is --model_variant autoregressive takes no condition"
         yield Problem("advantage_conditioning", "mismatch", text)
@@ -334,6 +331,13 @@ def _conditioning_problems(
         text = f"--advantage_conditioning: {paths} holds no episodes of a policy, so that all rows are positive; "
         text += "record some (collect_demos.py --policy --keep all), or give --label_demonstrations"
         yield Problem("demos", "no_own_episodes", text)
+
+
+def unconditionable(folder: str | Path, unnorm_key: str | None) -> str | None:
+    """Why a policy cannot be advantage-conditioned, as text; None if it can be."""
+    if family_of(folder).condition is not None and not check_checkpoint(folder, unnorm_key).spec.token_by_token:
+        return None
+    return f"policies such as {folder} take no condition; take a compact, OFT or a LeRobot policy"
 
 
 def _return_model_problems(flag: str, path: str, run: SFTRunConfig, demos: Demonstrations) -> Iterator[Problem]:
@@ -385,6 +389,7 @@ def _next_command(
     if first == ("epochs",):
         longer = f"--max_epochs {2 * config.max_epochs}"
         longer += "" if config.max_steps is None else f" --max_steps {2 * config.max_steps}"
+        longer += "" if config.max_minutes is None else f" --max_minutes {2 * config.max_minutes:g}"
         again = f"--config {shlex.quote(str(save_path / RUN_CONFIG_FILE))} {longer}"
         return f"python cli/train_sft_vla.py {again} --save_path {beside('longer')}"
     if not is_known(str(demos.env_args.get("task_suite_name"))):  # e.g. the folder name of a dataset made elsewhere
@@ -496,13 +501,13 @@ def _heldout_problems(validation: ValidationConfig, demos: Demonstrations, seed:
 
 
 @contextmanager
-def _checkpoint(run: SFTRunConfig, tiny: NewModelConfig, demos: Demonstrations) -> Iterator[Checkpoint]:
+def _checkpoint(run: SFTRunConfig, sizes: NewModelConfig, demos: Demonstrations) -> Iterator[Checkpoint]:
     """The checkpoint to train; a new model is built in a temporary folder for the duration of the block."""
     if not is_new(run.pretrain) and not run.fit_to_demos:
-        yield check_checkpoint(run.pretrain, run.unnorm_key, overrides=_overrides(run.pretrain, run, tiny, demos))
+        yield check_checkpoint(run.pretrain, run.unnorm_key, overrides=_overrides(run.pretrain, run, sizes, demos))
         return
     with TemporaryDirectory() as folder:
-        _write_start(Path(folder), demos, run, tiny)
+        _write_start(Path(folder), demos, run, sizes)
         yield check_checkpoint(folder, run.unnorm_key)
 
 
@@ -516,7 +521,7 @@ def _record(demos: Demonstrations, run: SFTRunConfig, actor: Policy, before: Seq
 
 
 def _overrides(
-    folder: str | Path, run: SFTRunConfig, tiny: NewModelConfig, demos: Demonstrations | None
+    folder: str | Path, run: SFTRunConfig, sizes: NewModelConfig, demos: Demonstrations | None
 ) -> dict[str, Any]:
     """Settings that replace those of a checkpoint folder; without `demos`, not its cameras."""
     cameras = () if demos is None else run.cameras or demos.env_args.get("cameras") or ()
@@ -526,7 +531,7 @@ def _overrides(
         platform=run.platform,
         action_std=run.action_std,
         action_std_init=run.action_std_init,
-        action_chunk_len=tiny.action_chunk_len,
+        action_chunk_len=sizes.action_chunk_len,
         camera_map=run.camera_map if demos is not None else (),
     )
     # Fine-tuning may add a regression head to a checkpoint with action tokens.
@@ -536,7 +541,7 @@ def _overrides(
 
 def _start_problems(
     run: SFTRunConfig,
-    tiny: NewModelConfig,
+    sizes: NewModelConfig,
     demos: Demonstrations | None,
     actor_config: ActorConfig,
     sft: SFTConfig,
@@ -544,24 +549,24 @@ def _start_problems(
 ) -> list[Problem]:
     """Problems if the initial checkpoint is incomplete or does not fit the demonstrations."""
     if run.fit_to_demos:
-        checkpoint = _before_refit(run, tiny)
+        checkpoint = _before_refit(run, sizes)
     else:
-        overrides = _overrides(run.pretrain, run, tiny, demos)
+        overrides = _overrides(run.pretrain, run, sizes, demos)
         checkpoint = check_checkpoint(run.pretrain, run.unnorm_key, overrides=overrides)
     spec = checkpoint.spec
     problems = [*checkpoint_option_problems(checkpoint, actor_config, given), *supervision_problems(spec.missing, sft)]
-    if tiny.action_chunk_len not in (None, spec.action_chunk_len):
-        text = f"--action_chunk_len {tiny.action_chunk_len}: the checkpoint predicts {spec.action_chunk_len}"
+    if sizes.action_chunk_len not in (None, spec.action_chunk_len):
+        text = f"--action_chunk_len {sizes.action_chunk_len}: the checkpoint predicts {spec.action_chunk_len}"
         problems.append(Problem("action_chunk_len", "mismatch", text))
     if demos is not None and run.fit_to_demos:
-        problems += _fit_problems(checkpoint, demos, run, tiny)
+        problems += _fit_problems(checkpoint, demos, run, sizes)
     elif demos is not None:
         problems += mismatch_with_policy(demos, " ".join(run.demos), spec, run.pretrain)
     return problems
 
 
 def _fit_problems(
-    checkpoint: Checkpoint, demos: Demonstrations, run: SFTRunConfig, tiny: NewModelConfig
+    checkpoint: Checkpoint, demos: Demonstrations, run: SFTRunConfig, sizes: NewModelConfig
 ) -> list[Problem]:
     """Why the weights of a checkpoint cannot be used for these demonstrations."""
     mapping, problems = read_camera_map(run.camera_map)
@@ -571,21 +576,21 @@ def _fit_problems(
     if demos.proprio is None:
         text = f"--fit_to_demos: {' '.join(run.demos)} has no proprioception, which the policy reads"
         wrong.append(Problem("fit_to_demos", "no_state", text))
-    return problems + (wrong or checkpoint.refitted(None, lerobot_facts(demos, run, tiny)))
+    return problems + (wrong or checkpoint.refitted(None, lerobot_facts(demos, run, sizes)))
 
 
-def _before_refit(run: SFTRunConfig, tiny: NewModelConfig) -> Checkpoint:
+def _before_refit(run: SFTRunConfig, sizes: NewModelConfig) -> Checkpoint:
     """The folder of a run with `--fit_to_demos`: its cameras and statistics, and their name, are to be replaced."""
     with without_statistics():
-        return check_checkpoint(run.pretrain, overrides=_overrides(run.pretrain, run, tiny, None))
+        return check_checkpoint(run.pretrain, overrides=_overrides(run.pretrain, run, sizes, None))
 
 
-def _write_start(folder: Path, demos: Demonstrations, run: SFTRunConfig, tiny: NewModelConfig) -> None:
+def _write_start(folder: Path, demos: Demonstrations, run: SFTRunConfig, sizes: NewModelConfig) -> None:
     """Write a new model, or the initial policy of a run with `--fit_to_demos`."""
     if run.fit_to_demos:
-        _before_refit(run, tiny).refitted(folder, lerobot_facts(demos, run, tiny))
+        _before_refit(run, sizes).refitted(folder, lerobot_facts(demos, run, sizes))
     else:
-        new_model(folder, demos, run, tiny, run.model_variant)
+        new_model(folder, demos, run, sizes, run.model_variant)
 
 
 def supervision_problems(missing: Mapping[str, str], config: SFTConfig) -> list[Problem]:

@@ -134,7 +134,7 @@ class Decision:
         log_probs: [B, K] float32.
         trace: see `PolicyOutput`; name -> [B, ...].
         version: training iterations of the policy's weights; None: not counted.
-        failures: row -> why there are no actions for it; its episode fails (policies behind a socket).
+        failures: row -> why there are no actions for it; its episode fails (remote policies).
     """
 
     actions: np.ndarray

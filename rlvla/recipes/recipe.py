@@ -32,14 +32,14 @@ MINUTES, PROCESSES = "minutes", "processes"  # settings of a stage that are not 
 _STAGE_SETTINGS = (MINUTES, PROCESSES)
 MAX_MINUTES = "max_minutes"  # flag of commands that can end early
 # Settings that do not apply to the stage `tune`.
-_OF_SFT_ALONE = (*_STAGE_SETTINGS, "save_path", "fallback_path", "save_steps", "load_checkpoint")
+_SFT_ONLY = (*_STAGE_SETTINGS, MAX_MINUTES, "save_path", "fallback_path", "save_steps", "load_checkpoint")
 # Settings of the stage `rl` that do not apply to rounds of it, which measure their success themselves.
-_OF_RL_ALONE = (
+_RL_ONLY = (
     *(*_STAGE_SETTINGS, MAX_MINUTES, "save_path", "fallback_path", "pretrain", "load_checkpoint", "val_before_train"),
     *("early_stopping", "early_stop_success", "early_stop_evaluations", "early_stop_by", "eval_steps", "eval_episodes"),
 )
 # Stage -> its settings that apply to `dagger`, too.
-_OF_DAGGER = {
+_DAGGER_INHERITS = {
     "demos": frozenset(field.name for kind in (ExpertConfig, SplitConfig) for field in fields(kind)),
     "sft": frozenset(
         [
@@ -481,9 +481,9 @@ def plan(
             if compared.compared and all(training.get(flag) is not None for flag in compared.compared):
                 continue  # nothing is left to choose
             collected(problems, partial(compared.combinations, parsers["train_sft_vla"]))
-            settings = {flag: value for flag, value in training.items() if flag not in _OF_SFT_ALONE} | settings
+            settings = {flag: value for flag, value in training.items() if flag not in _SFT_ONLY} | settings
         if name == "dagger":  # the same expert and states, the same training
-            for stage, flags in _OF_DAGGER.items():
+            for stage, flags in _DAGGER_INHERITS.items():
                 others = _merged(stage, [recipe.base, *sources], parsers)
                 settings = {flag: value for flag, value in others.items() if flag in flags} | settings
             if "rl" in names and RL in (settings.get("round_sources") or ()):
@@ -509,7 +509,7 @@ def plan(
 def _rounds_of_rl(training: Settings, parsers: Parsers) -> Settings:
     """Settings of `dagger` for rounds of reinforcement learning: those of the stage `rl`."""
     repeated = parsers[RL_TRAINING].repeated_flags()
-    flags = {name: value for name, value in training.items() if name not in _OF_RL_ALONE}
+    flags = {name: value for name, value in training.items() if name not in _RL_ONLY}
     argv = [token for name, value in flags.items() for token in flag_arguments(name, value, repeated=name in repeated)]
     return {"round_rl_flags": shlex.join(argv), "round_rl_processes": training.get(PROCESSES)}
 

@@ -25,7 +25,7 @@ from rlvla.utils.terminal import SUMMARY, duration, page_words, table
 REPORT_FILE = f"{REPORT}.json"
 START, END = "sft", "rl"  # keys of the report
 _CHOICES = {"tune": TRIALS_FILE, "dagger": ROUNDS_FILE, "recap": ROUNDS_FILE}  # stage -> file with its summary
-_SEVERAL_SECONDS = {"eval_sft": "eval", "eval_rl": "eval"}
+_SECONDS_KEYS = {"eval_sft": "eval", "eval_rl": "eval"}
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def outcome_of(stages: Sequence[Stage], state: State) -> Outcome:
             evaluated[name] = _read(by_name[f"eval_{name}"].output)
     seconds: dict[str, float] = {}
     for stage in stages:
-        record, name = state.of(stage), _SEVERAL_SECONDS.get(stage.name, stage.name)
+        record, name = state.of(stage), _SECONDS_KEYS.get(stage.name, stage.name)
         seconds[name] = seconds.get(name, 0.0) + (record.seconds if record else 0.0)
     seconds["total"] = sum(seconds.values())
     totals: dict[str, Any] = {}

@@ -167,10 +167,10 @@ class Timing:
         spent = sum(record.seconds for record in self.state.records.values())
         later = self.stages[self.stages.index(stage) + 1 :]
         needed = sum(self.left(one) or 0.0 for one in later if not one.time_limited)
-        shares = 1 + sum(one.time_limited for one in later)
+        shares = 1 + sum(one.time_limited and not self.state.is_done(one) for one in later)
         least = _MIN_FRACTION_LEFT * (self.left(stage) or _PRIOR_SECONDS)
         minutes = max((60 * self.budget - spent - needed) / shares, least) / 60
-        return min(minutes, stage.settings.get(MAX_MINUTES) or minutes)
+        return min(minutes, float(stage.settings.get(MAX_MINUTES) or minutes))
 
     def text(self, stages: Sequence[Stage]) -> str:
         """Estimated duration of these stages, for messages; "" without an estimate."""

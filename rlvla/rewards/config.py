@@ -193,6 +193,11 @@ class RewardConfig(VLMConfig, ScoringModelConfig):
     def __post_init__(self) -> None:
         fill_selected(self)
 
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """Names of the sources in `reward`, without questions and weights."""
+        return tuple(spec.partition(":")[0] for spec in self.reward)
+
     @classmethod
     def from_flags(cls, **values: Any) -> RewardConfig:
         """The configuration with these flags, options of the sources included."""

@@ -1,1 +1,1 @@
-"""Policies behind a socket: a server for robots and evaluation harnesses, and a client for evaluations."""
+"""Remote policies: a server for robots and evaluation harnesses, and a client for evaluations."""

@@ -1,4 +1,4 @@
-"""A policy behind a socket that speaks openpi's protocol, for evaluations."""
+"""A remote policy that speaks openpi's protocol, for evaluations."""
 
 from __future__ import annotations
 

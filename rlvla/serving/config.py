@@ -1,4 +1,4 @@
-"""Flags of `cli/serve_vla.py`, and of policies behind a socket in `cli/eval_vla.py`."""
+"""Flags of `cli/serve_vla.py`, and of remote policies in `cli/eval_vla.py`."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def read_api_key(file: str | None, flag: str) -> str | None:
 
 @dataclass(frozen=True)
 class RemoteConfig:
-    """A policy behind a socket that speaks openpi's protocol."""
+    """A remote policy that speaks openpi's protocol."""
 
     remote: str | None = arg(
         None,

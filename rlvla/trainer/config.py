@@ -386,7 +386,7 @@ class LoggingConfig:
     )
     wandb_name: str | None = arg(
         None,
-        "name of the run at Weights & Biases (default: that of its folder)",
+        "name of the run at Weights & Biases (default: the name of its folder)",
         metavar="NAME",
         aliases=("wandb_run_name", "run_name", "experiment_name"),
         read_if=switched_on("use_wandb"),
@@ -492,7 +492,7 @@ class ScheduleConfig(LoggingConfig):
     plateau_iterations: int | None = arg(
         None,
         "report a plateau once, with the likely cause: no gain in success in this many iterations, at least 2 "
-        "(default: those of 1000 episodes, at least 5); 0: never",
+        "(default: as many as 1000 episodes take, at least 5); 0: never",
         minimum=0,
     )
     num_videos: int = arg(

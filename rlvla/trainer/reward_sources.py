@@ -60,7 +60,7 @@ def reward_problems(
             "shaping changes which policy is best"
         )
         problems.append(Problem("gamma_shaping", "contradiction", text))
-    sources = {spec.partition(":")[0] for spec in config.reward}
+    sources = config.source_names
     vlm_potential = "vlm" in sources and config.vlm_progress_term == "potential"
     shapes = vlm_potential or ("rm" in sources and config.rm_mode == "hybrid")
     if shapes and gamma < 1 and algorithm.advantage_level != "action":

@@ -54,8 +54,8 @@ class CollectConfig:
     )
     intervene_patience: int | None = arg(
         None,
-        "the expert takes over after this many steps without progress, and gives back at the next; progress: a "
-        "proposition of the task becomes true for the first time (default: a quarter of the step limit)",
+        "the expert takes over after this many steps without progress, and hands control back at the next progress, "
+        "i.e. when a proposition of the task becomes true for the first time (default: a quarter of the step limit)",
         minimum=1,
         read_if=_BY_EXPERT,
     )

@@ -247,7 +247,9 @@ class LiberoExpert:
             if door is not None and self._memory.held_at is None and (self._memory.opening or self._is_shut(door)):
                 return self._open(door)
             return self._pick_and_place(kind, names[0], names[1])
-        skill = {"open": self._open, "close": self._close_part, "turnon": self._turn_on, "turnoff": self._turn_off}
+        if kind in ("turnon", "turnoff"):
+            return self._turn(names[0], 1.0 if kind == "turnon" else -1.0)
+        skill = {"open": self._open, "close": self._close_part}
         return skill[kind](names[0]) if kind in skill else self._stay(OPEN)
 
     def _is_shut(self, name: str) -> bool:
@@ -628,12 +630,6 @@ class LiberoExpert:
         radial = np.array([edge[0], edge[1], 0.0]) / np.hypot(edge[0], edge[1])
         height = 0.5 * (near[:, 2].min() + near[:, 2].max())
         return anchor + 0.8 * radius.max() * radial + back * way + [0.0, 0.0, height], way
-
-    def _turn_on(self, name: str) -> Target:
-        return self._turn(name, 1.0)
-
-    def _turn_off(self, name: str) -> Target:
-        return self._turn(name, -1.0)
 
     def _turn(self, name: str, sign: float) -> Target:
         """Grasp a knob from above and turn the hand until the predicate holds."""

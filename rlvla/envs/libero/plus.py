@@ -84,9 +84,7 @@ class Variant:
 class LiberoPlusOptions(LiberoOptions):
     """Options of the suites. `render_quality` has no effect on the package's renderer."""
 
-    known_cameras: ClassVar[tuple[str, ...]] = tuple(CAMERAS)
     needs_camera: ClassVar[bool] = True
-    can_play_on: ClassVar[bool] = True
 
 
 def list_tasks(suite: str, **kw) -> list[TaskSpec]:

@@ -84,7 +84,7 @@ class VLMConfig(VLMServerConfig):
     vlm_progress_term: str = _reward_arg(
         "delta",
         "p - p0; or gamma^n p - p0, which keeps the optimal policy (not for methods with one advantage per episode: "
-        "its sum is the same for all); or max(0, p - p0), which can be farmed",
+        "its sum is the same for all); or max(0, p - p0), which losing and regaining progress exploits",
         choices=PROGRESS_TERMS,
     )
     vlm_action_weight: float = _reward_arg(

@@ -139,8 +139,8 @@ class SACConfig:
     )
     critic_state: bool = arg(
         False,
-        "with --read_images: critics see proprio with what a robot cannot know (robosuite: --object_state) instead of "
-        "images; the policy does not, and needs none of it when it is evaluated",
+        "with --read_images: asymmetric critics, which read proprio and privileged simulator state (robosuite: "
+        "--object_state) instead of images; the policy never reads that state",
         read_if=Condition(
             lambda flags: flags["read_images"] or not flags["critic_state"],
             "a policy without --read_images does not read it",

@@ -230,11 +230,11 @@ class SFTConfig(OptimizerConfig):
     max_epochs: int = arg(
         10, "passes over the demonstrations", minimum=1, essential=True, aliases=("num_train_epochs", "total_epochs")
     )
-    max_steps: int | None = arg(None, "optimizer steps at most (default: those of all epochs)", minimum=1)
+    max_steps: int | None = arg(None, "maximum number of optimizer steps (default: all epochs)", minimum=1)
     max_minutes: float | None = arg(
         None,
-        "end early, so that the run takes about this long since its launch: in the last tenth of its steps the "
-        "learning rate falls to 0",
+        "time budget, counted from the first step: training ends early, after a final phase (a tenth of the steps so "
+        "far) in which the learning rate decays to 0",
         above=0,
     )
     train_batch_size: int = arg(64, "decisions per optimizer step, over all ranks", minimum=1, essential=True)
@@ -300,8 +300,8 @@ class SFTConfig(OptimizerConfig):
     )
     advantage_weighting: str | None = arg(
         None,
-        "advantage-weighted regression: return model of cli/train_value_vla.py (or its run), best of "
-        "--value_objective iql; trains on all episodes, each step weighted by its advantage",
+        "advantage-weighted regression: return model of cli/train_value_vla.py (or its run), preferably "
+        "trained with --value_objective iql; trains on all episodes, each step weighted by its advantage",
         metavar="DIR",
         essential=True,
     )
@@ -544,9 +544,9 @@ class RewardModelConfig(FrameModelConfig):
 
     pairs: str | None = arg(
         None,
-        "learn success from pairs of episodes of a task (Bradley-Terry) instead of labeled frames; better is "
-        "success over failure, with length also the shorter of two successes, the larger recorded return, or the "
-        "smaller recorded rank",
+        "learn success from pairs of episodes of a task (Bradley-Terry) instead of labeled frames; the better one of a "
+        "pair: success (over failure), length (also the shorter of two successes), return (the larger recorded one) or "
+        "rank (the smaller recorded one)",
         choices=PAIR_ORDERS,
         essential=True,
     )

@@ -32,12 +32,12 @@ from rlvla.utils.seeding import derive_seed
 
 RETURNS_FILE = "returns.json"
 CALIBRATION_FILE = "calibration.png"
-LEAST_EXPLAINED = 0.05  # explained variance on held-out episodes below which predictions are those of a constant
+LEAST_EXPLAINED = 0.05  # minimum explained variance of a usable return model on held-out episodes
 
 
 @dataclass(frozen=True)
 class ReturnFacts:
-    """Facts about a return model that its users need.
+    """Normalization and held-out quality of a return model, recorded in `returns.json`.
 
     Attributes:
         scales: instruction -> normalization of the returns of that task.

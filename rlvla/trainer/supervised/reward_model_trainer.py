@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -150,26 +149,24 @@ class RewardModelTrainer(FrameTrainer):
         inputs = data.inputs.index(rows)
         labels = {"success": data.success[rows], "progress": data.progress[rows], "failed": data.failed[rows]}
         logits = self._logits(inputs)
-        success = labels["success"].to(device)
         weight = float(label_weights(labels["success"], self._balance).sum())
         counts = {"weight": weight, "frames": len(rows), "pairs": float(num_pairs)}
         totals = self._strategy.all_reduce(counts, "sum")
-        frame_loss = partial(
-            reward_model_loss,
+        success = labels["success"].to(device)
+        loss = reward_model_loss(
             logits,
-            progress=labels["progress"].to(device),
-            failed=labels["failed"].to(device),
-            config=self._config,
-            balance=self._balance,
+            success if self._frames is None else torch.full_like(success, math.nan),  # of pairs: progress alone
+            labels["progress"].to(device),
+            labels["failed"].to(device),
+            self._config,
+            self._balance,
             total_weight=totals["weight"],
             num_frames=totals["frames"],
             dp_size=world,
         )
-        if self._frames is None:
-            return frame_loss(success=success), inputs, labels
-        scores = episode_scores(logits, positions.to(device), 2 * num_pairs)
-        loss = bradley_terry_loss(scores[0::2], scores[1::2], num_pairs=totals["pairs"], dp_size=world)
-        loss = loss + frame_loss(success=torch.full_like(success, math.nan))  # progress alone
+        if self._frames is not None:
+            scores = episode_scores(logits, positions.to(device), 2 * num_pairs)
+            loss = bradley_terry_loss(scores[0::2], scores[1::2], num_pairs=totals["pairs"], dp_size=world) + loss
         return loss, inputs, labels
 
     def evaluate(self) -> dict[str, float]:

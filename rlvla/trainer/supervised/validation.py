@@ -21,6 +21,7 @@ from rlvla.envs.base import TaskSpec
 from rlvla.envs.splits import UnseenStates
 from rlvla.evaluation.evaluate import evaluate
 from rlvla.evaluation.results import EvalResult, Rate
+from rlvla.models.guidance import without_condition
 from rlvla.models.policy import Policy
 from rlvla.rollout import RolloutEngine
 from rlvla.trainer.metrics import Metrics
@@ -334,7 +335,8 @@ class Validation:
                 correct = output["correct"].cpu()[mask].mean()
                 means.mean({"loss": output["error"].cpu()[mask].mean(), "accuracy": correct}, float(mask.sum()))
                 proprio = None if batch.proprio is None else batch.proprio.numpy()
-                decision = policy.act(batch.images.numpy(), proprio, batch.instructions, noise=None, temperature=1.0)
+                plain = [without_condition(text)[0] for text in batch.instructions]  # `act` adds the condition
+                decision = policy.act(batch.images.numpy(), proprio, plain, noise=None, temperature=1.0)
                 actions, valid = self._rows.actions_of(taken)
                 errors = mean_errors(decision.actions, actions, valid).tolist()
                 means.mean(dict(zip(names, errors)), float(valid.sum()))

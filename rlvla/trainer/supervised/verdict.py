@@ -193,10 +193,10 @@ def _missing(facts: Facts, expert: bool) -> tuple[tuple[str, ...], str]:
     of_fall = f" ({percent(gap / train.fall)} of the fall)" if train.fall else ""
     trends = f"{moves} and {heldout.text} on held-out rows; the gap between them is {gap:.3f}{of_fall}"
     if expert:
-        return (), f"Missing: nothing that these episodes would show ({trends})."
+        return (), f"Missing: nothing that these episodes reveal ({trends})."
     reasons = {
-        "epochs": f"more epochs, because the held-out loss still falls (as many again take {duration(facts.seconds)})",
-        "data": "more demonstrations, because much of what was learned does not generalize to other initial states",
+        "epochs": f"more epochs, because the held-out loss still falls (as many more take {duration(facts.seconds)})",
+        "data": "more demonstrations, because the policy generalizes poorly to held-out initial states",
     }
     missing = ["epochs"] * (heldout.direction < 0) + ["data"] * (gap > GAP * train.fall > 0)
     if missing:

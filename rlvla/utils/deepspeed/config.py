@@ -17,8 +17,8 @@ def rank_timeout_flag() -> Any:
     """The field `rank_timeout` of every command that runs on several ranks."""
     return arg(
         600.0,
-        "seconds without a sign of life from another rank (frozen, unreachable) after which the run ends; a rank that "
-        "computes or waits gives signs of life",
+        "seconds without a heartbeat from another rank (frozen, unreachable) after which the run ends; ranks send "
+        "heartbeats while they compute or wait",
         minimum=1,
         maximum=86_400,
     )
@@ -70,6 +70,11 @@ class StrategyConfig:
         optimizer for it whose states cannot be offloaded.
         """
         return max(self.zero_stage, 2) if self.bf16 else self.zero_stage
+
+    def sharding_problems(self, flag: str, value: object) -> list[Problem]:
+        """ZeRO-3 beside an option that needs all parameters on every rank."""
+        text = f"--{flag} {value} needs whole parameters on every rank: --zero_stage 0, 1 or 2"
+        return [Problem(flag, "contradiction", text)] if self.zero_stage == 3 else []
 
     def problems(self) -> list[Problem]:
         """Flags that contradict each other; checked by every training command."""

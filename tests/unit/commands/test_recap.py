@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,17 @@ SUCCESS = {"round_0": 3, "round_1": 6, "round_2": 5}
 
 
 class Programs:
-    """Writes what the commands would write; `broken`: the command that is interrupted, half done."""
+    """Writes what the commands would write.
+
+    Attributes:
+        broken: the command that is interrupted, half done.
+        explained: explained variance of the return models.
+    """
 
     def __init__(self) -> None:
         self.calls: list[list[str]] = []
         self.broken = ""
+        self.explained = {"round_1": 0.3, "round_2": 0.06}
 
     def __call__(self, argv: list[str], log: Path) -> None:
         self.calls.append(argv)
@@ -37,6 +44,8 @@ class Programs:
             raise KeyboardInterrupt
         path.parent.mkdir(exist_ok=True)
         path.write_text(str(written))
+        if argv[0] == "train_value_vla":
+            path.write_text(json.dumps({"return_model/explained_variance": self.explained[written.parts[-2]]}))
 
 
 @pytest.fixture
@@ -84,6 +93,28 @@ def test_an_interrupted_run_continues(programs: Programs, tmp_path: Path, broken
     assert len(programs.calls) == 9 + 1, "nothing is repeated"
     with pytest.raises(ConfigError, match=r"other flags \(seed\)"):
         run_recap(*arguments, seed=1)
+
+
+def test_rounds_end_with_the_best_policy_so_far_if_a_return_model_explains_nothing(
+    programs: Programs, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    programs.explained["round_2"] = 0.04
+    best = run_recap(RecapConfig(rounds=3), tmp_path / "start", ["demos"], tmp_path / "run", COMMANDS, seed=0)
+    assert (best / "weights").read_text() == str(tmp_path / "run" / "round_1/sft")
+    assert [argv[0] for argv in programs.calls[-2:]] == ["collect_demos", "train_value_vla"]
+    assert len(json.loads((tmp_path / "run" / "rounds.json").read_text())["rounds"]) == 2
+    assert "explains 0.04" in caplog.text
+
+
+def test_the_number_of_environments_may_change(programs: Programs, tmp_path: Path) -> None:
+    for number in (1, 2):
+        commands = replace(COMMANDS, common=[f"--num_envs={number}"])
+        run_recap(RecapConfig(), tmp_path / "start", ["demos"], tmp_path / "run", commands, seed=0)
+    assert len(programs.calls) == 9
+
+
+def test_a_time_budget_of_one_training_is_not_one_of_all_rounds() -> None:
+    assert "--max_minutes" not in recap_vla.build_parser()._option_string_actions
 
 
 def test_mistakes_are_found_before_the_first_round(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

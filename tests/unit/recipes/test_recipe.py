@@ -105,7 +105,10 @@ def test_candidates_are_checked_with_the_recipe(tmp_path: Path, parsers: dict[st
     text = WHOLE.replace("  sft:", '  tune: {candidates: ["action_chunk_len=[5,2]"]}\n  sft:', 1)
     several = planned(tmp_path, parsers, text, assignments=["tune.candidates=action_chunk_len=[8,4]"])
     assert "--candidates=action_chunk_len=[8,4]" in several["tune"].argv
-    own = planned(tmp_path, parsers, text, assignments=["sft.save_path=$output/mine", "sft.minutes=7"])
+    own = planned(
+        tmp_path, parsers, text, assignments=["sft.save_path=$output/mine", "sft.minutes=7", "sft.max_minutes=9"]
+    )
+    assert "--max_minutes=9" in own["sft"].argv and "--max_minutes=9" not in own["tune"].argv
     assert f"--save_path={tmp_path / 'run'}/tune" in own["tune"].argv and own["tune"].minutes is None
     assert "tune" not in planned(tmp_path, parsers, text, assignments=["sft.action_chunk_len=8"])
     for candidates in ("[foo=[1,2]]", "null", "action_chunk_len=[0,2]"):

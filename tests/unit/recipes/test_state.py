@@ -170,6 +170,12 @@ def test_a_budget_limits_stages_to_the_time_that_later_ones_leave(tmp_path: Path
     # Halves for demos and rl of what sft is not expected to need.
     assert Timing(stages, state, 8.0).limit(demos) == 2.0
     assert Timing(stages, state).limit(demos) is None
+    short = replace(demos, settings={"max_minutes": "1.5"})  # text: from the end of the command line
+    assert Timing([short, sft, rl], state, 8.0).limit(short) == 1.5
+    ended = State(tmp_path / "ended")
+    ended.note(sft, DONE, 240.0)
+    ended.note(rl, DONE, 120.0)
+    assert Timing([demos, sft, rl], ended, 8.0).limit(demos) == 2.0, "no share for a stage that is done"
     state.note(demos, DONE, 60.0)
     state.note(sft, DONE, 240.0)
     assert Timing(stages, state, 15.0).limit(rl) == 10.0

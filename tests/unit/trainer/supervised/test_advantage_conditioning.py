@@ -14,12 +14,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from cli import collect_demos, eval_vla, train_ppo_vla, train_sft_vla, train_value_vla
+from cli import collect_demos, eval_vla, recap_vla, train_ppo_vla, train_sft_vla, train_value_vla
 from rlvla.algorithms.recap import ReturnScale
 from rlvla.data.reading import read_several
 from rlvla.data.rows import DemonstrationRows
 from rlvla.models.families import check_checkpoint
 from rlvla.models.guidance import conditioned, without_condition
+from rlvla.models.network_policy import NetworkPolicy
 from rlvla.trainer.supervised.advantages import advantage_labels, rows_by_advantage
 from rlvla.utils.errors import ConfigError
 
@@ -125,6 +126,22 @@ def test_a_condition_that_is_always_dropped_is_plain_training(data: dict[str, st
     assert all(torch.equal(plain[name], dropped[name]) for name in plain)
 
 
+def test_validation_does_not_repeat_the_condition(
+    data: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows carry it, and `act` adds it by itself."""
+    seen: list[str] = []
+    plain = NetworkPolicy._decision_inputs
+
+    def decision_inputs(policy: Any, images: Any, proprio: Any, instructions: Any) -> Any:
+        seen.extend(instructions)
+        return plain(policy, images, proprio, instructions)
+
+    monkeypatch.setattr(NetworkPolicy, "_decision_inputs", decision_inputs)
+    train(data, tmp_path / "run", "--heldout_share", "0.3", "--compact_head", "gaussian")
+    assert seen and not any(without_condition(text)[1] for text in seen)
+
+
 @pytest.fixture(scope="module", params=["gaussian", "tokens", "flow"])
 def policy_folder(request: pytest.FixtureRequest, data: dict[str, str], tmp_path_factory: Any) -> Path:
     """A conditioned policy, whose condition is made strong."""
@@ -160,6 +177,14 @@ def test_guidance(policy_folder: Path, tmp_path: Path) -> None:
     nearly = acting(policy_folder, 1 - 1e-7, "reach")
     assert np.abs(nearly[1] - positive[1]).max() < 1e-3, "continuous at 1"
     assert not np.array_equal(half[0], positive[0]) and not np.array_equal(beyond[0], positive[0])
+
+
+def test_rounds_start_from_an_unconditioned_policy(
+    policy_folder: Path, data: dict[str, str], tmp_path: Path, refused: Callable[[Callable], list[str]]
+) -> None:
+    flags = ["--pretrain", str(policy_folder), "--demos", data["demos"], "--save_path", str(tmp_path / "rounds")]
+    assert refused(lambda: recap_vla.main(flags)) == ["conditioned"]
+    assert not (tmp_path / "rounds").exists()
 
 
 def test_guided_parameters(policy_folder: Path) -> None:
