@@ -85,6 +85,7 @@ def run(config: ScoreConfig, rewards: RewardConfig) -> None:
     if problems or demos is None or plan is None:
         raise ConfigError(problems)
     try:
+        plan.start()
         scored = score_recorded(Path(config.demos), demos, config.episodes, plan)
     finally:
         plan.close()

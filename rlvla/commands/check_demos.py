@@ -137,7 +137,7 @@ def run_check_demos(config: CheckDemosConfig) -> Check:
         _look(check)
         check.findings += _replay(check, config.replay)
         check.findings = _excused(check)
-        check.written = _write_statistics(check, config.statistics)
+        check.written = _write_statistics(check, config.statistics, config.selects or len(check.parts) < len(paths))
     check.findings.sort(key=lambda finding: LEVELS.index(finding.level))
     output = Path(config.output)
     output.mkdir(parents=True, exist_ok=True)
@@ -280,14 +280,26 @@ def _excused(check: Check) -> list[Finding]:
     ]
 
 
-def _write_statistics(check: Check, folder: str | None) -> list[Path]:
-    """Write the statistics that are missing; returns the new files."""
+def _write_statistics(check: Check, folder: str | None, partial: bool) -> list[Path]:
+    """Write the statistics that are missing; returns the new files.
+
+    Args:
+        check: the data.
+        folder: for the statistics of all; None: beside the files.
+        partial: only a part of the data was read, so that nothing is written beside the files.
+    """
     targets: dict[Path, list[Demonstrations]] = {} if folder is None else {Path(folder): check.parts}
     if folder is None:
         for path, part in zip(map(Path, check.paths), check.parts):
             computed = path.is_dir() or is_lerobot(path) or is_libero(path)  # whenever they are read
             if not computed and not (path.parent / STATISTICS_FILE).exists():
                 targets.setdefault(path.parent, []).append(part)
+    if targets and folder is None and partial:
+        text = (
+            f"{STATISTICS_FILE} is not written beside data of which only a part was read; --statistics names a folder"
+        )
+        check.findings.append(Finding("statistics_not_written", NOTE, text))
+        return []
     written = []
     for target, parts in targets.items():
         try:

@@ -13,11 +13,11 @@ from rlvla.data.lerobot_writing import write_lerobot
 from rlvla.data.options import ReadOptions
 from rlvla.data.reading import control_frequency, data_files, joined, read_parts
 from rlvla.data.replayed_episodes import with_every_step
-from rlvla.data.robomimic import INTERVENTIONS, DemonstrationWriter
+from rlvla.data.robomimic import INTERVENTIONS, LAST_OBS, DemonstrationWriter
 from rlvla.utils.cli.flags import arg, range_problems
 from rlvla.utils.errors import ConfigError, Problem, require
 from rlvla.utils.files import output_folder_problem
-from rlvla.utils.terminal import show
+from rlvla.utils.terminal import log, show
 
 FORMATS = ("hdf5", "lerobot-v3.0")
 
@@ -60,6 +60,14 @@ def run_convert(config: ConvertConfig) -> Path:
         demos = joined(datasets)
     except ConfigError as error:
         problems += [p if p.flag else p.of_flag("demos") for p in error.problems]
+    if demos is not None and demos.autonomous is not None and not all(demos.autonomous):
+        text = f"--demos {' '.join(config.demos)}: episodes of a policy and of an expert cannot be told apart in one"
+        problems.append(
+            Problem("demos", "mismatch", f"{text} dataset; convert each kind by itself (training reads both)")
+        )
+    if demos is not None and demos.has_corrections and config.stride > 1:
+        text = f"--stride {config.stride}: corrections have an image of each step; leave it out"
+        problems.append(Problem("stride", "contradiction", text))
     freq = config.control_freq
     if demos is not None and config.format != "hdf5":
         try:
@@ -84,6 +92,9 @@ def run_convert(config: ConvertConfig) -> Path:
         _write_hdf5(output, demos, freq or demos.control_freq)
     else:
         assert freq is not None
+        lost = {"observations after the last action": demos.last_images, "ranks": demos.ranks}
+        if names := [name for name, values in lost.items() if values is not None]:
+            log.warning(f"{config.format} has no place for {' and '.join(names)}: not written")
         write_lerobot(output, demos, freq)
     show(f"{output}: {len(demos.actions)} episodes, {demos.num_steps} steps, {config.format}")
     return output
@@ -114,6 +125,13 @@ def _write_hdf5(folder: Path, demos: Demonstrations, control_freq: float | None)
             }
             recorded = {"decision_steps": demos.decision_steps, INTERVENTIONS: demos.interventions}
             episode["more"] = {name: values[index] for name, values in recorded.items() if values is not None}
+            if demos.last_images is not None:
+                for camera, picture in zip(cameras, demos.last_images[index]):
+                    episode["more"][f"{LAST_OBS}/{camera}_image"] = picture
+            if demos.last_proprio is not None:
+                episode["more"][f"{LAST_OBS}/proprio"] = demos.last_proprio[index]
+            if demos.ranks is not None:
+                episode["rank"] = demos.ranks[index]
             writer.add(episode, task_id)
         writer.close()
     except BaseException:

@@ -74,7 +74,8 @@ class EvaluatedPolicy:
     def identity(self) -> list[Any]:
         """The name, and the version as far as it can be told."""
         if self.remote is not None:
-            return [self.folder, str(self.remote.metadata)]
+            asked = [self.remote.spec.action_chunk_len, sorted(self.remote.keys.items())]
+            return [self.folder, str(self.remote.metadata), *asked]
         return [str(Path(self.folder).resolve()), fingerprint(Path(self.folder))]
 
 
@@ -155,6 +156,9 @@ def check(
         require("av", extra="video")
     if config.report and os.path.isfile(config.report):
         problems.append(Problem("report", "invalid_file", f"--report {config.report} is a file; name a folder"))
+    if config.output is not None and Path(config.output).suffix == ".md":
+        text = f"--output {config.output}: it is for JSON, and a page .md is written beside it; name a .json file"
+        problems.append(Problem("output", "invalid_file", text))
     if config.output is None and (why := target_problem(output_of(policy, config), folder=False)):
         problems.append(Problem("output", "not_writable", f"{why}; --output names another place for the results"))
     if config.eval_samples > 1 and config.compare:

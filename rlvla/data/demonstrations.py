@@ -59,7 +59,8 @@ class Demonstrations:
         actions: per episode [S, D] float32.
         instructions: per episode the language instruction of its task.
         success: per episode whether it ended in success; assumed where it is not recorded, see `outcome`.
-        init_states: per episode (task id, initial state id), or `UNKNOWN_STATE`; empty if none is recorded.
+        init_states: per episode (task id, initial state id); -1: not recorded (without the task, too, `UNKNOWN_STATE`);
+            empty if none is recorded.
         decision_steps: per episode [S] int, the steps at which images were recorded; None means every step. They begin
             after 0 where an expert took over from a policy.
         last_images: per episode [N, H, W, 3] uint8 after its last action; None if not recorded.
@@ -185,6 +186,12 @@ class Demonstrations:
         return ranges + [LearnedStates(suite, task_id, 0, 0) for task_id in self.env_args.get("task_ids") or (None,)]
 
     @property
+    def starts_recorded(self) -> bool:
+        """Whether initial state and seed of every episode are recorded, so that all can be replayed."""
+        states = [state for _, state in self.init_states]
+        return self.seeds is not None and bool(states) and min(states) >= 0
+
+    @property
     def image_shape(self) -> tuple[int, int]:
         """Height and width of the images in pixels."""
         height, width = self.images[0].shape[2:4]
@@ -249,7 +256,7 @@ def split_by_state(
         least: minimum number of initial states to hold out.
     """
     recorded = demos.init_states or [UNKNOWN_STATE] * len(demos.actions)
-    starts = [(task, state, i if (task, state) == UNKNOWN_STATE else 0) for i, (task, state) in enumerate(recorded)]
+    starts = [(task, state, i if state < 0 else 0) for i, (task, state) in enumerate(recorded)]
     states = sorted(set(starts))
     order = rng.permutation(len(states))
     held_out = {states[i] for i in order[: max(least, round(share * len(states)))]}

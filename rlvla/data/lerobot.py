@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from rlvla.data.demonstrations import Demonstrations, dataset_entry
+from rlvla.data.demonstrations import PLAYER, POLICY, Demonstrations, dataset_entry
 from rlvla.data.image_storage import empty_images
 from rlvla.data.lerobot_cache import INFO, cached_dataset
 from rlvla.data.options import AS_RECORDED, IMAGE_PREFIX, ReadOptions
@@ -176,6 +176,7 @@ def _read(
         if _INTERVENTIONS in arrays[0]
         else None,
         seeds=[value["seed"] for value in values] if values[0]["seed"] is not None else None,
+        autonomous=[True] * len(episodes) if env_args.get(PLAYER) == POLICY else None,
         control_freq=float(info["fps"]),
         names=[episode.name for episode in episodes],
         success_recorded=success is not None,

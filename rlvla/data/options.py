@@ -92,6 +92,11 @@ class ReadOptions:
         """The resizing of images; None: as recorded."""
         return None if self.image_size is None else ImageFit(self.image_size, self.image_fit)
 
+    @property
+    def selects(self) -> bool:
+        """Whether only some rows or proprioceptive observations are read, so that statistics are not the file's."""
+        return bool(self.episodes or self.tasks or self.filter_key or self.proprio_keys or self.stride > 1)
+
     def words(self) -> Sequence[str]:
         """The flags, for a command line that reads the same data."""
         words = [word for entry in self.dataset_camera for word in ("--dataset_camera", entry)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlvla.data.demonstrations import UNKNOWN_STATE, Demonstrations
+from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.pictures import inspect_pictures
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.splits import train_init_states
@@ -282,7 +282,7 @@ def _recorded(demos: Demonstrations, task: TaskSpec | None) -> list[Finding]:
     findings, missing = [], [] if demos.success_recorded else ["success"]
     if demos.proprio is None:
         missing.append("proprio (so shifted actions cannot be detected)")
-    if demos.seeds is None or not demos.init_states or UNKNOWN_STATE in demos.init_states:
+    if not demos.starts_recorded:
         missing.append("seeds or initial states (so episodes cannot be replayed)")
     if demos.rewards is None:
         missing.append("rewards")
@@ -306,10 +306,10 @@ def _recorded(demos: Demonstrations, task: TaskSpec | None) -> list[Finding]:
 
 
 def initial_states(demos: Demonstrations) -> dict[int, list[int]]:
-    """Task -> sorted initial states of its episodes, without `UNKNOWN_STATE`."""
+    """Task -> sorted initial states of its episodes, as far as recorded."""
     states: defaultdict[int, list[int]] = defaultdict(list)
     for task_id, state in demos.init_states:
-        if (task_id, state) != UNKNOWN_STATE:
+        if state >= 0:
             states[task_id].append(state)
     return {task_id: sorted(ids) for task_id, ids in sorted(states.items())}
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlvla.data.demonstrations import UNKNOWN_STATE, Demonstrations
+from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.pictures import TURNS
 from rlvla.envs import make_env
 from rlvla.envs.base import ChunkResult, Env, Observation, TaskSpec
@@ -56,7 +56,7 @@ def replay_problem(where: str, demos: Demonstrations) -> str | None:
 
     Demonstrations from other sources (LIBERO's files, most LeRobot datasets) lack initial states and seeds.
     """
-    if demos.seeds is None or not demos.init_states or UNKNOWN_STATE in demos.init_states:
+    if not demos.starts_recorded:
         return (
             f"{where} does not record the initial state and seed of each episode, without which none can be replayed; "
             "episodes of cli/collect_demos.py and --dump_rollouts can"

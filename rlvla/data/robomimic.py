@@ -132,6 +132,8 @@ class DemonstrationWriter:
         demo.attrs["seed"] = str(episode["seed"])
         if episode["success_at_end"] is not None:
             demo.attrs["success"] = bool(episode["success_at_end"])
+        if episode.get("rank") is not None:
+            demo.attrs["rank"] = episode["rank"]
         demo["actions"] = episode["actions"]
         for name, values in episode.get("more", {}).items():
             demo[name] = values
@@ -344,7 +346,8 @@ def _layout(file: h5py.File, path: Path, first: h5py.Group, options: ReadOptions
         return _Layout(env_args, images, options.proprio_keys or ("proprio",), options.instruction)
     env_name = str(env_args["env_name"])
     task = next((task for task in _robosuite_tasks() if task.name == env_name), None)
-    freq = env_args.get("env_kwargs", {}).get("control_freq")
+    env_kwargs = env_args.get("env_kwargs")
+    freq = env_kwargs.get("control_freq") if isinstance(env_kwargs, dict) else None
     record: dict[str, Any] = {"task_suite_name": env_name} | ({} if freq is None else {"control_freq": freq})
     images = {name.removesuffix(_IMAGE): name for name in names if name.endswith(_IMAGE)}
     if task is not None:

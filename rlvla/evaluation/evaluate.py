@@ -75,7 +75,13 @@ def evaluate(
 
         finished = attempt(
             lambda: engine.run(
-                assigned, policy, temperature=temperature, greedy=greedy, success_only=True, on_episode=on_episode
+                assigned,
+                policy,
+                temperature=temperature,
+                greedy=greedy,
+                success_only=True,
+                on_episode=on_episode,
+                kept=len(done) // strategy.world_size,
             )
         )
     if strategy.any(finished is None):

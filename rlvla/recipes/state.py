@@ -77,6 +77,8 @@ class State:
             hints["cpu_seconds"] = float | None
             for key, entry in content["stages"].items():
                 check_types(dict.fromkeys(hints) | entry, hints, f"{path}: {key}")
+                if entry["stage"] not in KINDS or entry["output"] != key or ".." in Path(key).parts:
+                    raise ConfigError(f"{path}: {key} is not the output of a stage")
             records = {key: Record(**{name: e.get(name) for name in hints}) for key, e in content["stages"].items()}
         except ConfigError as error:
             text = f"{error}; remove the file to run all stages again, in another folder or an empty one"

@@ -87,6 +87,7 @@ class RolloutEngine:
         interventions: InterventionRule | None = None,
         on_episode: Callable[[FinishedEpisode], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
+        kept: int = 0,
     ) -> list[Sample]:
         """Play all episodes and return their samples in the order of the requests, rewards included.
 
@@ -103,6 +104,7 @@ class RolloutEngine:
                 steps as well, and `Sample.actions` are the policy's. Not together with `record_frames`.
             on_episode: called after each episode in order of completion, e.g. for progress bars.
             cancelled: polled; once it is true, the rollout ends with RolloutCancelledError.
+            kept: episodes of an interrupted rollout that this one completes; `max_dropped_fraction` counts them, too.
 
         Raises:
             ConfigError: reported by a worker.
@@ -132,6 +134,7 @@ class RolloutEngine:
             greedy=greedy,
             on_episode=on_episode,
             cancelled=cancelled,
+            kept=kept,
         )
         self.stats = session.stats
         if self._was_cancelled:  # delayed until now: mostly the run is over, and new workers would be wasted

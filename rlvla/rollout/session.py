@@ -156,6 +156,7 @@ class RolloutSession:
         greedy: bool,
         on_episode: Callable[[FinishedEpisode], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
+        kept: int = 0,
     ):
         self._pool, self._requests, self._tasks = pool, requests, tasks
         self._env_kwargs, self._plan = env_kwargs, plan
@@ -163,7 +164,7 @@ class RolloutSession:
         self._state_input, self._instructions = state_input, instructions
         self._keep_observed, self._temperature, self._greedy = keep_observed, temperature, greedy
         self._policy_proprio, self._interventions = policy_proprio, interventions
-        self._on_episode, self._cancelled = on_episode, cancelled
+        self._on_episode, self._cancelled, self._total = on_episode, cancelled, len(requests) + kept
         self._pending = PendingEpisodes([(request.suite, request.task_id) for request in requests])
         self._running: dict[int, _Running] = {}  # by slot of the pool
         self._checkers: dict[Task, AnswerChecker] = {}  # one per task, whose images must have one shape
@@ -415,5 +416,5 @@ class RolloutSession:
             return
         self.stats.dropped.append(DroppedEpisode(running.episode.request, error))
         limit = self._config.max_dropped_fraction
-        if len(self.stats.dropped) > limit * len(self._requests):
-            raise TooManyDroppedError(self.stats.dropped, len(self._requests), limit)
+        if len(self.stats.dropped) > limit * self._total:
+            raise TooManyDroppedError(self.stats.dropped, self._total, limit)

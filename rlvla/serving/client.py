@@ -68,7 +68,7 @@ class Channel:
             self._socket = self._stack.enter_context(connection)
         except (OSError, self._errors()) as error:
             raise NoAnswer(f"no connection ({printable(str(error), _SHOWN)})") from None
-        metadata = self._receive()
+        metadata = self.receive()
         return metadata if isinstance(metadata, dict) else {}
 
     def send(self, request: Mapping[str, Any]) -> None:
@@ -82,7 +82,7 @@ class Channel:
             raise self._lost(error) from None
 
     def receive(self) -> Any:
-        """The answer to the request that was sent last.
+        """The next message of the server: the answer to the request that was sent last.
 
         Raises:
             NoAnswer: it did not come in time, or the connection was lost.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ pytest.importorskip("msgpack")
 from websockets.sync.server import serve
 
 from cli.eval_vla import main
+from rlvla.serving.client import Channel, NoAnswer
+from rlvla.serving.config import RemoteConfig
 from rlvla.serving.messages import pack, unpack
 from tests.support.policy_server import serving
 
@@ -42,11 +45,17 @@ def test_it_equals_the_folder_episode_by_episode(
 
 
 @contextmanager
-def foreign(answer: Callable[[dict[str, Any], int], Any], metadata: Any = None) -> Iterator[str]:
-    """A server of somebody else: `answer` of a request and its number; None hangs up, a text is an error."""
-    numbers = iter(range(10_000))
+def foreign(
+    answer: Callable[[dict[str, Any], int], Any], metadata: Any = None, delays: Sequence[float] = ()
+) -> Iterator[str]:
+    """A server of somebody else: `answer` of a request and its number; None hangs up, a text is an error.
+
+    `delays`: seconds before the metadata of the first connections.
+    """
+    numbers, waits = iter(range(10_000)), iter(delays)
 
     def handle(connection: Any) -> None:
+        time.sleep(next(waits, 0.0))
         connection.send(pack(metadata or {}))
         for message in connection:
             content = answer(unpack(message), next(numbers))
@@ -107,6 +116,17 @@ def test_failures_are_counted(wrong: Any, says: str, tmp_path: Path, capsys: pyt
     told = capsys.readouterr().out
     assert "1 EPISODES FAILED WITHOUT ACTIONS OF THE POLICY" in told
     assert "1 EPISODES FAILED" in (tmp_path / "eval.md").read_text()
+
+
+def test_late_metadata_are_not_taken_for_an_answer() -> None:
+    with foreign(lambda request, number: {"state": request["state"]}, delays=[1.0]) as url:
+        channel = Channel(RemoteConfig(remote=url, remote_seconds=0.5))
+        with pytest.raises(NoAnswer):
+            channel.open()
+        for state in (1, 2):
+            channel.send({"state": state})
+            assert channel.receive() == {"state": state}
+        channel.close()
 
 
 def refused(capsys: pytest.CaptureFixture, *argv: str) -> str:

@@ -52,10 +52,10 @@ def pool() -> Iterator[WatchedPool]:
         yield pool
 
 
-def play(pool: WatchedPool, kwargs: dict, count: int, **config) -> tuple[list[Sample], RolloutEngine]:
+def play(pool: WatchedPool, kwargs: dict, count: int, *, kept: int = 0, **config) -> tuple[list[Sample], RolloutEngine]:
     tasks = [faulty_suite.task(0), faulty_suite.task(1)]
     engine = RolloutEngine(pool, kwargs, {"success": 1.0}, RolloutConfig(**config), tasks)
-    return engine.run(requests(count), Nothing(), temperature=1.0), engine
+    return engine.run(requests(count), Nothing(), temperature=1.0, kept=kept), engine
 
 
 def check_scores(samples: list[Sample]) -> None:
@@ -113,11 +113,16 @@ def test_an_episode_that_keeps_failing_is_dropped_and_not_scored(pool: WatchedPo
 
 
 def test_too_many_dropped_episodes_stop_the_run_with_a_diagnosis(pool: WatchedPool, tmp_path: Path) -> None:
-    kwargs = write_plan(tmp_path, {str(1000 + i): [["step", "raise"]] * 2 for i in (1, 3)})
+    plan = {str(1000 + i): [["step", "raise"]] * 2 for i in (1, 3)}
+    kwargs = write_plan(tmp_path, plan)
     with pytest.raises(TooManyDroppedError) as error:
         play(pool, kwargs, 10, max_env_retries=1, max_dropped_fraction=0.1)
     for part in ("2 of 10 episodes", "step_chunk: ZeroDivisionError (2)", "faulty task 1 (2)", "in _suffer"):
         assert part in str(error.value)
+    (again := tmp_path / "again").mkdir()
+    kwargs = write_plan(again, plan)
+    samples, _ = play(pool, kwargs, 10, kept=10, max_env_retries=1, max_dropped_fraction=0.1)
+    assert len(samples) == 8, "the fraction is of a rollout that was interrupted after ten more"
     samples, _ = play(pool, KWARGS, 4)  # the pool can be used again at once
     check_scores(samples)
 

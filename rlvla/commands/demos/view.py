@@ -160,7 +160,7 @@ def _episode(part: Demonstrations, index: int, flipped: bool, rewards: dict[str,
         actions=part.actions[index],
         rewards=rewards,
         events=events,
-        state=None if state == UNKNOWN_STATE else state,
+        state=None if state[1] < 0 else state,
     )
 
 

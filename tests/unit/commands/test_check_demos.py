@@ -192,6 +192,10 @@ def test_missing_statistics_are_written(copy: Callable, tmp_path: Path) -> None:
     content = checked(tmp_path, path.parent, "--statistics", tmp_path / "else" / "where", *flags)
     assert content["statistics"] == [str(tmp_path / "else" / "where" / STATISTICS_FILE)]
     assert not (path.parent / STATISTICS_FILE).exists()
+    for selection in (("--episodes", "0"), ("--stride", "2")):
+        content = checked(tmp_path, path.parent, *selection, *flags)
+        assert content["statistics"] == [] and "statistics_not_written" in kinds(content, "note")
+    assert not (path.parent / STATISTICS_FILE).exists(), "later runs would take a part for the whole"
     assert checked(tmp_path, path.parent, *flags)["statistics"] == [str(path.parent / STATISTICS_FILE)]
     assert json.loads((path.parent / STATISTICS_FILE).read_text()) == recorded
     assert checked(tmp_path, path, *flags)["statistics"] == []

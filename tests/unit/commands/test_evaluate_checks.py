@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
-from rlvla.commands.evaluate_checks import JudgedSuccess, _protocols
+from rlvla.commands.evaluate_checks import EvaluatedPolicy, JudgedSuccess, _protocols
 from rlvla.envs.config import EnvConfig, SplitConfig, resolve_env
 from rlvla.evaluation.config import EvalConfig
 from rlvla.evaluation.protocol import describe_differences
 from rlvla.evaluation.report import PolicyEvaluation
+from rlvla.models.policy import PolicySpec
+from rlvla.serving.client import RemoteCheckpoint
+from rlvla.serving.config import RemoteConfig
 
 
 def protocol(suite: str, **options: Any) -> dict[str, Any]:
@@ -20,6 +23,19 @@ def protocol(suite: str, **options: Any) -> dict[str, Any]:
     assert not problems
     setting: Any = SimpleNamespace(resolved=resolved)
     return _protocols(setting, EvalConfig(eval_episodes=3), JudgedSuccess(), {})["greedy"]
+
+
+def test_results_of_a_remote_policy_are_those_of_its_chunk_and_keys() -> None:
+    """An interrupted evaluation goes on only if they are the same."""
+
+    def identity(length: int, keys: dict[str, str]) -> list[Any]:
+        spec = PolicySpec(length, 2, length, noise_shape=(1,))
+        remote = RemoteCheckpoint(spec, RemoteConfig(remote="ws://localhost:1"), ("front",), keys, {})
+        return EvaluatedPolicy("ws://localhost:1", SimpleNamespace(checkpoint=remote), {}).identity
+
+    first = identity(8, {"front": "image"})
+    assert first == identity(8, {"front": "image"})
+    assert first != identity(1, {"front": "image"}) and first != identity(8, {"front": "other"})
 
 
 def test_options_and_perturbations_are_a_part_of_the_protocol() -> None:

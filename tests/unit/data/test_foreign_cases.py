@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import h5py
@@ -15,6 +16,7 @@ from cli.train_ppo_vla import main as train_ppo
 from cli.train_sft_vla import main as train_sft
 from rlvla.checkpoints.policy_folder import recorded_environment
 from rlvla.commands.model_checks import mismatch_with_policy
+from rlvla.data.demonstrations import split_by_state
 from rlvla.data.options import ReadOptions
 from rlvla.data.reading import read_demonstrations, read_several
 from rlvla.envs.config import EnvConfig
@@ -175,6 +177,17 @@ def test_a_file_of_robomimic(caplog: pytest.LogCaptureFixture) -> None:
     assert demos.success_recorded and demos.actions[0].dtype == np.float32
     assert demos.statistics["robosuite"]["action"]["mask"] == [True] * 6 + [False]
     assert demos.proprio_names[2:4] == ["robot0_eef_pos_2", "robot0_eef_quat_0"] and len(demos.proprio_names) == 9
+
+
+def test_initial_states_of_other_tasks_are_unknown_as_well(tmp_path: Path) -> None:
+    path = Path(shutil.copy(case(LIFT), tmp_path / "stack.hdf5"))
+    with h5py.File(path, "r+") as file:
+        record = json.loads(file["data"].attrs["env_args"]) | {"env_name": "Stack", "env_kwargs": None}
+        file["data"].attrs["env_args"] = json.dumps(record)
+    demos = read_demonstrations(path)
+    assert demos.init_states == [(1, -1)] * 6 and not demos.starts_recorded
+    train, heldout = split_by_state(demos, 0.5, np.random.default_rng(0))
+    assert len(train) == len(heldout) == 3, "episode by episode"
 
 
 def test_parts_of_a_file_of_robomimic() -> None:

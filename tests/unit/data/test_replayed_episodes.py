@@ -50,6 +50,42 @@ def test_each_file_is_played_in_its_own_environment(files: list[Path], tmp_path:
         np.testing.assert_array_equal(images[::every], decisions)
 
 
+def test_conversion_keeps_who_played_and_the_last_observations(
+    files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    own = Path(shutil.copytree(files[0].parent, tmp_path / "own")) / "demos.hdf5"
+    with h5py.File(own, "r+") as file:
+        record = json.loads(file["data"].attrs["env_args"])
+        file["data"].attrs["env_args"] = json.dumps(record | {"player": "policy"})
+        for rank, demo in enumerate(file["data"].values()):
+            demo["rollout/last_obs/top_image"], demo["rollout/last_obs/proprio"] = (
+                demo[f"obs/{name}"][0] for name in ("top_image", "proprio")
+            )
+            demo.attrs["rank"] = rank
+    convert(["--demos", str(own), "--output", str(tmp_path / "h"), "--format", "hdf5"])
+    before, after = read_demonstrations(own), read_demonstrations(tmp_path / "h" / "demos.hdf5")
+    for name in ("last_images", "last_proprio"):
+        np.testing.assert_array_equal(getattr(before, name), getattr(after, name))
+    assert after.ranks == [0, 1, 2, 3] and after.autonomous == [True] * 4
+    convert(["--demos", str(own), "--output", str(tmp_path / "l")])
+    assert read_demonstrations(tmp_path / "l").autonomous == [True] * 4
+    assert "after the last action and ranks: not written" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        convert(["--demos", str(own), str(files[0]), "--output", str(tmp_path / "both"), "--format", "hdf5"])
+    assert "cannot be told apart" in capsys.readouterr().err
+
+
+def test_corrections_are_not_thinned(files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    corrections = Path(shutil.copytree(files[0].parent, tmp_path / "corrections")) / "demos.hdf5"
+    with h5py.File(corrections, "r+") as file:
+        for demo in file["data"].values():  # from the takeover at step 4 to the end
+            del demo["decision_steps"]
+            demo["decision_steps"] = np.arange(4, 6)
+    with pytest.raises(SystemExit):
+        convert(["--demos", str(corrections), "--stride", "2", "--output", str(tmp_path / "thin"), "--format", "hdf5"])
+    assert "--stride 2" in capsys.readouterr().err
+
+
 def test_an_episode_that_ends_earlier_than_recorded_is_noticed(
     files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -185,7 +185,7 @@ def test_ranks_share_the_episodes_and_count_all() -> None:
 
 def test_sampled_evaluation_goes_by_another_name() -> None:
     engine, result = run(Rank(), greedy=False, temperature=1.6)
-    assert engine.options == {"greedy": False, "temperature": 1.6, "success_only": True}
+    assert engine.options == {"greedy": False, "temperature": 1.6, "success_only": True, "kept": 0}
     assert "eval_sampled/success_at_end" in result.as_metrics()
     assert "sampled" in result.as_table()
 
@@ -271,6 +271,12 @@ def test_samples_that_do_not_fit(policy_folder: Path, capsys: pytest.CaptureFixt
     assert stop.value.code == 2 and "--eval_samples 2: " in capsys.readouterr().err
 
 
+def test_the_page_does_not_replace_the_results(policy_folder: Path, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        main(["--pretrain", str(policy_folder), "--output", "eval.md"])
+    assert "name a .json file" in capsys.readouterr().err
+
+
 def test_dropped_episodes_are_counted_and_reported() -> None:
     class Losing(Engine):
         def run(self, requests, policy, *, on_episode, **options):
@@ -299,7 +305,7 @@ def test_episodes_in_the_journal_are_not_played_again() -> None:
     notes = Notes([*whole.episodes[:7], elsewhere])
     engine, result = run(Rank(), journal=notes)
     assert result == whole
-    assert len(engine.requests) == len(notes.new) == 13
+    assert len(engine.requests) == len(notes.new) == 13 and engine.options["kept"] == 7
     assert {(r.task_id, r.init_state_id) for r in engine.requests} == {
         (e.task_id, e.init_state_id) for e in whole.episodes[7:]
     }

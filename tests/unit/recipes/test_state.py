@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -128,7 +129,23 @@ def test_folders_of_the_scripts_before_recipes_are_taken_over(tmp_path: Path) ->
     assert [state.of(one).seconds for one in stages] == [39.0, 242.0, 10.0, 30.0]
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"stages": {"sft": {"stage": 3}}}', '{"stages": {"sft": []}}'])
+def stored(stage: str, output: str, key: str | None = None) -> str:
+    record = {"stage": stage, "status": DONE, "output": output, "settings": None, "seconds": 1.0}
+    return json.dumps({"stages": {key or output: record}})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "[]", "{}", '{"stages": {"sft": {"stage": 3}}}', '{"stages": {"sft": []}}'),
+        *(
+            stored("sft", "../victim"),
+            stored("sft", "a/../../victim"),
+            stored("sft", "sft", "ppo"),
+            stored("old", "sft"),
+        ),
+    ],
+)
 def test_a_damaged_state_is_refused_in_words(tmp_path: Path, content: str) -> None:
     (tmp_path / STATE_FILE).write_text(content)
     with pytest.raises(ConfigError) as error:
