@@ -12,7 +12,7 @@ from rlvla.algorithms.choices import KL_KINDS
 
 _K3_LOG_RATIO_BOUND = 20.0  # keeps exp finite in float32
 _K3_VALUE_BOUND = 10.0
-_ADAPTIVE_ERROR_BOUND = 0.2
+ADAPTIVE_ERROR_BOUND = 0.2  # of the relative error that adapts the weight
 
 
 def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, kind: str, mask: Tensor | None = None) -> Tensor:
@@ -146,5 +146,5 @@ class AdaptiveKLController(FixedKLController):
         """
         if math.isnan(current_kl):
             return
-        error = min(max(float(current_kl) / self.target - 1.0, -_ADAPTIVE_ERROR_BOUND), _ADAPTIVE_ERROR_BOUND)
+        error = min(max(float(current_kl) / self.target - 1.0, -ADAPTIVE_ERROR_BOUND), ADAPTIVE_ERROR_BOUND)
         self.value *= 1.0 + error * n_steps / self.horizon

@@ -9,6 +9,7 @@ import torch
 
 from rlvla.algorithms.advantages import ADVANTAGE_ESTIMATORS
 from rlvla.algorithms.columns import LEVEL_ORDER
+from rlvla.algorithms.kl import ADAPTIVE_ERROR_BOUND
 from rlvla.algorithms.policy_losses import POLICY_LOSSES
 from rlvla.commands.model_checks import mismatch_with_policy, value_model_problems
 from rlvla.commands.ppo_flags import PPORun
@@ -228,6 +229,7 @@ def algorithm_problems(flags: PPORun) -> list[Problem]:
         *_group_problems(flags),
         *_reward_problems(flags),
         *_kl_problems(flags.algorithm),
+        *_kl_horizon_problems(flags),
         *_step_problems(flags),
         *_critic_start_problems(flags),
         *_graph_problems(flags),
@@ -314,12 +316,22 @@ def _kl_problems(algorithm: AlgorithmConfig) -> Iterator[Problem]:
         yield Problem("init_kl_coef", "contradiction", text)
 
 
+def _kl_horizon_problems(flags: PPORun) -> Iterator[Problem]:
+    """An adaptive KL weight that one iteration could make negative."""
+    algorithm, episodes = flags.algorithm, flags.batch.episodes_per_iteration
+    if algorithm.kl_target is not None and ADAPTIVE_ERROR_BOUND * episodes >= algorithm.kl_horizon:
+        text = f"--kl_horizon {algorithm.kl_horizon}: an iteration of {episodes} episodes could make the weight of the"
+        yield Problem("kl_horizon", "out_of_range", f"{text} KL negative; take at least {episodes}")
+
+
 def _step_problems(flags: PPORun) -> Iterator[Problem]:
     """Options of the actor's steps: early end of an iteration, moving average, demonstrations, memory."""
     optimization, batch, strategy, dropout = flags.optimization, flags.batch, flags.strategy, flags.actor.lora_dropout
-    if optimization.target_kl is not None and batch.max_epochs * batch.episodes_per_iteration <= batch.train_batch_size:
-        why = "an iteration has only one optimizer step, so there is none to skip; raise --max_epochs"
-        yield Problem("target_kl", "no_effect", f"--target_kl {optimization.target_kl}: {why}")
+    if batch.max_epochs * batch.episodes_per_iteration <= batch.train_batch_size:
+        why = "an iteration has only one optimizer step, in which the KL is 0; raise --max_epochs"
+        for flag, limit in (("target_kl", optimization.target_kl), ("desired_kl", optimization.desired_kl)):
+            if limit is not None:
+                yield Problem(flag, "no_effect", f"--{flag} {limit}: {why}")
     if optimization.ema_beta:
         yield from strategy.sharding_problems("ema_beta", optimization.ema_beta)
     if optimization.use_ema and not optimization.ema_beta:

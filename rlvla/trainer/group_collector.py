@@ -154,7 +154,7 @@ class GroupCollector:
         self._quota = batch.rollout_batch_size // strategy.world_size
         self._position = 0  # groups drawn so far, over all ranks
         self._carried: list[Group] = []
-        self._has_seen_metric = filters.filter_metric is None  # on any rank, since the run was started or resumed
+        self._has_seen_metric = filters.filter_metric is None  # on any rank
         self._round: _Round | None = None
         self._ahead: dict[int, list[EpisodeRequest]] = {}  # iteration -> its first round, planned before it begins
         self._before: _State | None = None
@@ -318,14 +318,14 @@ class GroupCollector:
 
     def _finish(self, iteration: int, work: _Round, *, complete: bool) -> Collected:
         """Train on the first `quota` groups; the others are carried over unless they become stale."""
-        surplus = _Round(iteration)
-        self._keep_fresh(work.kept[self._quota :], iteration + 1, surplus)
+        kept, total = work.kept, self._batch.rollout_batch_size
+        if not complete:  # some rank has too few groups
+            kept, everywhere = _reshard(kept, self._strategy)
+            total = min(total, everywhere)
+        chosen, surplus = kept[: self._quota], _Round(iteration)
+        self._keep_fresh(kept[self._quota :], iteration + 1, surplus)
         self._carried = surplus.kept
         work.dropped["stale"] += surplus.dropped["stale"]
-        chosen = work.kept[: self._quota]
-        total = self._batch.rollout_batch_size
-        if not complete:  # some rank has too few groups
-            chosen, total = _reshard(chosen, self._strategy)
         counts = {"kept_groups": float(len(chosen)), "carried_groups": float(len(self._carried))}
         counts |= {f"dropped_{reason}": number for reason, number in work.dropped.items()}
         counts["rounds"] = float(work.rounds)
@@ -337,7 +337,8 @@ class GroupCollector:
         # The key "born" is part of the checkpoint format.
         carried = [{"born": group.created_iteration, "samples": group.samples} for group in self._carried]
         ahead = {iteration: [asdict(r) for r in requests] for iteration, requests in self._ahead.items()}
-        return {"position": self._position, "carried": carried} | ({"ahead": ahead} if ahead else {})
+        state = {"position": self._position, "carried": carried, "metric_seen": self._has_seen_metric}
+        return state | ({"ahead": ahead} if ahead else {})
 
     def reshard_state(self, states: Sequence[dict[str, Any]], prepare: Prepare | None = None) -> int:
         """Restore the `state_dict`s of a different number of ranks, re-sharding the groups carried over.
@@ -352,13 +353,14 @@ class GroupCollector:
             requests = [request for state in states for request in state["ahead"][iteration]]
             uids = list(dict.fromkeys(request["uid"] for request in requests))[mine]
             ahead[iteration] = [request for request in requests if request["uid"] in uids]
-        state = {"position": states[0]["position"], "carried": carried[mine], "ahead": ahead}
+        state = {**states[0], "carried": carried[mine], "ahead": ahead}
         self.load_state_dict(state, prepare)
         return len(carried)
 
     def load_state_dict(self, state: dict[str, Any], prepare: Prepare | None = None) -> None:
         """Restore a `state_dict`; `prepare` is that of the policy, for checkpoints with unprepared observations."""
         self._position = int(state["position"])
+        self._has_seen_metric |= bool(state.get("metric_seen", False))
         self._carried = [
             Group(entry["born"], [s if prepare is None else s.prepared(prepare) for s in entry["samples"]])
             for entry in state["carried"]

@@ -124,5 +124,6 @@ class RewardCheck(Observer):
     def after_rollout(self, rollout: Rollout, metrics: Metrics) -> None:
         """Add the metrics of the sources to the rollout; an error of a source is raised on all ranks."""
         values = self._strategy.all_reduce(rollout.reward_metrics, "sum")
-        self._rewards.check(values)
+        if values:  # empty on all ranks if groups carried over fill the iteration
+            self._rewards.check(values)
         rollout.values |= values

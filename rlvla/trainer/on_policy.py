@@ -155,8 +155,9 @@ class OnPolicy(Algorithm):
         self._collected = self._greedy = None
 
     def is_idle(self, values: Mapping[str, float]) -> bool:
-        """Whether all advantages were zero."""
-        return advantages_vanish(values)
+        """Whether all advantages were zero, without a loss on demonstrations."""
+        imitated = self._phase.demonstrations is not None and "actor/optimizer_steps" in values
+        return not imitated and advantages_vanish(values)
 
     # ----------------------------------------------------------------- update
     @property
@@ -187,7 +188,7 @@ class OnPolicy(Algorithm):
             values = measured.reduce(self.setup.strategy)
             self._adapt_learning_rate(rate, values)
         metrics.mean({f"timing_s/{name}": seconds for name, seconds in watch.seconds.items()}, 1.0)
-        self._align_schedules()
+        self._align_schedules(self._iteration + 1)
         values["actor/lr"] = self.actor.learning_rate
         self.finish_update(values, collected.groups)
         return values
@@ -196,15 +197,15 @@ class OnPolicy(Algorithm):
         """Scale the schedule toward `desired_kl`, see `adapted_scale`; `before`: the rate of the first step."""
         optimization, peak = self.setup.config.optimization, self.actor.peak_learning_rate
         desired, kl = optimization.desired_kl, values.get("actor/ppo_kl", math.nan)
-        if desired is None or math.isnan(kl) or not peak:
+        steps = values.get("actor/optimizer_steps", 0.0)  # the KL of the first one is that of unchanged weights, 0
+        if desired is None or math.isnan(kl) or not peak or steps < 2:
             return
         scale = peak / optimization.actor_learning_rate
         adapted = adapted_scale(scale, kl, desired, (before + self.actor.learning_rate) / (2 * peak))
         self.actor.scale_learning_rate(adapted / scale)
 
-    def _align_schedules(self) -> None:
-        """Continue the schedules where the next iteration begins, even if steps of this one were left out."""
-        done = self._iteration + 1
+    def _align_schedules(self, done: int) -> None:
+        """Continue the schedules after `done` iterations, even if some of their steps were left out."""
         trained = max(0, done - self.setup.config.optimization.freezing_actor_steps)
         self.actor.set_schedule_step(trained * self._planned_steps)
         if self.critic is not None:
@@ -262,6 +263,7 @@ class OnPolicy(Algorithm):
         if "reward_scaling" in state:  # checkpoints before 0.2 have none
             self.maker.reward_scaling.load_state_dict(state["reward_scaling"])
         self._sampler.load_state_dict(state.get("task_sampler"))
+        self._align_schedules(state["iteration"])  # a run that is extended has another schedule
 
     def rank_state_dict(self) -> dict[str, Any]:
         """The groups carried over."""

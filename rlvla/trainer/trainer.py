@@ -89,7 +89,8 @@ class Trainer:
         densities = "probabilities" in module.spec.missing
         self._progress = Progress(config, strategy, save_path, module, source, densities=densities)
         self.observers: list[Observer] = [RewardCheck(rollout.rewards, strategy), self._throughput]
-        self.observers += [self._progress, self._guards, FewEffectiveSamples(config.asynchronous)]
+        self._few_effective = FewEffectiveSamples(config.asynchronous)
+        self.observers += [self._progress, self._guards, self._few_effective]
         if config.schedule.dump_rollouts:  # first, because the other observers may end the run
             rollout.keep_observed = True
             shown_env = config.shown_env or config.record.env
@@ -110,6 +111,7 @@ class Trainer:
         self.totals = {"episodes": 0.0, "env_steps": 0.0, "seconds": 0.0}
         self.evaluations: list[tuple[int, EvalResult]] = []
         self._saved, self._saved_in = 0, ckpt_path  # iteration of the newest checkpoint, and its folder
+        self._pretrained = False  # by `pretrain`, with a checkpoint
         self._unsaved, self.exported = False, save_path / "policy"
         self._best: dict[str, Any] | None = None  # iteration and success_at_end of the best evaluation
         self._launched, self._running_s = time.monotonic(), 0.0  # mean over ranks, which must end together
@@ -134,6 +136,7 @@ class Trainer:
                 self.logger.rewind(-1, evaluates_again=False)
             return False
         self.iteration = self._saved = state["iteration"]
+        self._pretrained = not self.iteration
         self.totals = state["totals"]
         self.evaluations = [(iteration, EvalResult.from_dict(result)) for iteration, result in state["evaluations"]]
         self._load_state(state)
@@ -148,8 +151,9 @@ class Trainer:
     def _state(self) -> dict[str, Any]:
         """JSON-serializable state, equal on all ranks."""
         evaluations = [(iteration, result.as_dict()) for iteration, result in self.evaluations]
-        state = {"totals": self.totals, "evaluations": evaluations, "best": self._best}
+        state: dict[str, Any] = {"totals": self.totals, "evaluations": evaluations, "best": self._best}
         state |= {"guards": self._guards.state_dict(), "run_progress": self._progress.state_dict()}
+        state |= {"few_effective": self._few_effective.count}
         learned = self.algorithm.state_dict()
         conflicts = sorted({*state, "iteration", "world_size", "rank_state", "rank_states", "tensors"} & set(learned))
         if conflicts:
@@ -159,6 +163,7 @@ class Trainer:
     def _load_state(self, state: dict[str, Any]) -> None:
         self._best = state["best"]
         self._guards.load_state_dict(state["guards"])
+        self._few_effective.count = int(state.get("few_effective", 0))
         self._progress.load_state_dict(state.get("run_progress"))
         self.algorithm.load_state_dict(state)
         self.algorithm.load_tensors(state["tensors"])
@@ -186,14 +191,13 @@ class Trainer:
             return self._fit()
 
     def _fit(self) -> dict[str, float]:
-        if not self.iteration and not self.config.schedule.val_only:
-            for _ in self.algorithm.pretrain():
-                self._stop_if_asked()
+        if not self.iteration and not self._pretrained and not self.config.schedule.val_only:
+            self._pretrain()
         self._evaluate_if_due()
         try:
             self._train()
         except TrainingHalted as error:
-            if self.iteration == 0:
+            if self.iteration == 0 and not self._pretrained:
                 raise
             self.algorithm.interrupt()  # an iteration that was played and not trained on is repeated after a resume
             outcome = ", ".join(self._keep())
@@ -212,6 +216,24 @@ class Trainer:
         self.logger.close()
         return dict(self.totals)
 
+    def _pretrain(self) -> None:
+        """Updates before the first iteration, with a checkpoint after the last one."""
+        updated = False
+        for _ in self.algorithm.pretrain():
+            updated = True
+            self._stop_if_asked()
+        if updated:
+            self._pretrained = self._save_or_warn()
+
+    def _save_or_warn(self) -> bool:
+        """Write a checkpoint; False after a warning if it could not be written: there may be room later."""
+        try:
+            self.save()
+        except CheckpointError as error:
+            self._log(f"warning: {error}; training continues")
+            return False
+        return True
+
     def _train(self) -> None:
         """Run all iterations, with evaluations and checkpoints as scheduled."""
         schedule = self.config.schedule
@@ -225,10 +247,7 @@ class Trainer:
             due = schedule.save_steps and self.iteration % schedule.save_steps == 0
             new_best = schedule.save_steps and self._best is not None and self._best["iteration"] == self.iteration
             if (due or new_best) and not ended:
-                try:
-                    self.save()
-                except CheckpointError as error:  # there may be room later
-                    self._log(f"warning: {error}; training continues")
+                self._save_or_warn()
 
     def _keep(self) -> list[str]:
         """Write the last checkpoint and the policy, each even if the other fails; returns a description of each."""
@@ -339,7 +358,7 @@ class Trainer:
         if not number:
             return
         outcome = "there is nothing to save yet"
-        if self.iteration:
+        if self.iteration or self._pretrained:
             try:
                 self._save_last()
                 outcome = f"the checkpoint is in {self._saved_in}"

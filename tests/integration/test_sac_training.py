@@ -9,6 +9,7 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import h5py
 import numpy as np
@@ -33,7 +34,9 @@ from rlvla.options import Options, arg
 from rlvla.replay import priorities
 from rlvla.replay.priorities import hybrid_priority
 from rlvla.rewards.base import REWARDS, register_reward
+from rlvla.trainer.observers import RewardCheck, Rollout
 from rlvla.trainer.off_policy.sac import SAC
+from rlvla.utils.errors import TrainingHalted
 from tests.support.launching import launch
 from tests.support.robosuite_reference import require_simulator
 
@@ -253,6 +256,42 @@ def test_offline_updates_come_before_the_first_episode(
     with pytest.raises(SystemExit):
         train([*options, "--offline_updates", "3", "--random_episodes", "4", "--save_path", str(tmp_path / "other")])
     assert "after --offline_updates the policy plays from the start" in " ".join(capfd.readouterr().err.split())
+
+
+def test_offline_updates_are_kept_if_the_run_is_interrupted_before_the_first_iteration(
+    demos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = SMALL.index("--random_episodes")
+    options = ["--task_suite_name", "toy_reach", "--demos", str(demos), "--read_images", "--image_size", "16"]
+    options += [*SMALL[:at], *SMALL[at + 2 :], "--num_episodes", "4", "--utd_ratio", "0.2", "--offline_updates", "3"]
+    train([*options, "--save_path", str(tmp_path / "whole")])
+    whole = load_file(tmp_path / "whole" / "policy" / "model.safetensors")
+    with monkeypatch.context() as broken:
+        broken.setattr(SAC, "plan", Mock(side_effect=TrainingHalted("no episodes")))
+        with pytest.raises(SystemExit):
+            train([*options, "--save_path", str(tmp_path / "parts")])
+    monkeypatch.setattr(SAC, "pretrain", Mock(side_effect=AssertionError("they are not repeated")))
+    train([*options, "--save_path", str(tmp_path / "parts"), "--load_checkpoint"])
+    parts = load_file(tmp_path / "parts" / "policy" / "model.safetensors")
+    assert all(torch.equal(value, parts[name]) for name, value in whole.items())
+
+
+def test_episodes_of_a_halted_iteration_are_not_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their judge may have failed; the iteration is played again after a resume."""
+    whole = load_file(run(tmp_path / "whole", 8) / "model.safetensors")
+
+    def halt(check: RewardCheck, rollout: Rollout, metrics: Any) -> None:
+        if rollout.iteration == 1:
+            raise TrainingHalted("the judge fails")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(RewardCheck, "after_rollout", halt)
+        with pytest.raises(SystemExit):
+            run(tmp_path / "parts", 8)
+    parts = load_file(run(tmp_path / "parts", 8, "--load_checkpoint") / "model.safetensors")
+    assert all(torch.equal(value, parts[name]) for name, value in whole.items())
+    last, again = metrics(tmp_path / "whole")[-2], metrics(tmp_path / "parts")[-2]
+    assert last["replay/rows"] == again["replay/rows"]
 
 
 @pytest.mark.slow

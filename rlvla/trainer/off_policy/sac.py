@@ -130,6 +130,7 @@ class SAC(Algorithm):
         self._horizon = max(task.max_steps for task in setup.tasks) if sac.cql_coef else 0
         self.updates, self._episodes, self.pending_updates = 0, 0, 0.0
         self._played = self._normalized = False
+        self._fresh: Sequence[Sample] = ()  # episodes of the iteration, not in the replay buffer yet
         self._bad_steps = {"actor": 0, "critic": 0}
 
     def _engine(self, model: SACPolicy | SACCritic, learning_rate: float) -> Engine:
@@ -165,14 +166,15 @@ class SAC(Algorithm):
         return Plan(self._sampler.at(range(first, first + share)))
 
     def interrupt(self) -> None:
-        """Discard the plan."""
+        """Discard the plan and the episodes that are not in the replay buffer yet."""
+        self._fresh = ()
         self._played = self._policy.random_actions = self._policy.random_primitives = False
 
     def ingest(self, samples: Sequence[Sample]) -> None:
-        """Put the episodes into the replay buffer.
+        """Receive the episodes of the iteration, which `update` puts into the replay buffer.
 
         Raises:
-            TrainingHalted: on all ranks: a reward of one of them is NaN or infinite, or they cannot be written.
+            TrainingHalted: on all ranks: a reward of one of them is NaN or infinite.
         """
         nonfinite = [
             f"{s.suite}, initial state {s.init_state_id}" for s in samples if not torch.isfinite(s.rewards).all()
@@ -183,6 +185,10 @@ class SAC(Algorithm):
                 f"rewards hold NaN or infinity ({nonfinite[0]}), which would spoil all values; look at the reward "
                 "sources (--reward)"
             )
+        self._fresh = samples
+
+    def _append(self, samples: Sequence[Sample]) -> None:
+        """Put episodes into the replay buffer; TrainingHalted on all ranks if they cannot be written."""
         if self._rescoring is not None:
             self._rescoring.collect_scores(self.memory, self.updates)
         scale, relabel = self._sac.reward_scale, None
@@ -226,7 +232,9 @@ class SAC(Algorithm):
             log.info(f"{count} offline updates on the demonstrations, means: {', '.join(shown)}")
 
     def update(self, metrics: Metrics) -> dict[str, float]:
-        """Run the pending updates."""
+        """Put the episodes of the iteration into the replay buffer, and run the pending updates."""
+        self._append(self._fresh)
+        self._fresh = ()
         rows = self._strategy.all_reduce({"rows": float(len(self.memory.buffer))}, "min")["rows"]
         if self._episodes < self.config.batch.exploring_episodes or not rows:
             return self._replay_metrics(metrics)

@@ -115,10 +115,11 @@ class Engine:
     def set_schedule_step(self, step: int) -> None:
         """Continue the schedule at this step, counted from 0, e.g. after planned steps that were not taken."""
         scheduler = self.engine.lr_scheduler
-        if scheduler.last_epoch == step:
+        rates = [rate * factor(step) for rate, factor in zip(scheduler.base_lrs, scheduler.lr_lambdas)]
+        current = [group["lr"] for group in scheduler.optimizer.param_groups]
+        if scheduler.last_epoch == step and all(map(math.isclose, current, rates)):
             return
         scheduler.last_epoch = step
-        rates = [rate * factor(step) for rate, factor in zip(scheduler.base_lrs, scheduler.lr_lambdas)]
         for group, rate in zip(scheduler.optimizer.param_groups, rates):
             group["lr"] = rate
         scheduler._last_lr = rates

@@ -195,6 +195,11 @@ def test_ranks_that_lack_groups_share_out_what_there_is() -> None:
     assert [r.groups for r in results] == [2, 2]
     alone = on_ranks(2, FilterConfig(filter_zero_variance=True, max_rollout_rounds=1), 4, World(lambda p: 2 * (p == 0)))
     assert [r.samples for r in alone] == [[], []], "one group cannot be trained on by two ranks"
+    # The first rank has four, two of them more than its share, and the second one none.
+    world = World(lambda p: 2 if p in (0, 1, 4, 5) else 0)
+    results = on_ranks(2, FilterConfig(filter_zero_variance=True, max_rollout_rounds=2), 4, world)
+    assert [positions(r.samples) for r in results] == [[0, 4], [1, 5]]
+    assert [(r.groups, r.counts["dropped_stale"]) for r in results] == [(4, 0), (4, 0)]
 
 
 @pytest.mark.parametrize("filters", [FilterConfig(), FilterConfig(filter_truncated=True, max_rollout_rounds=1)])
@@ -289,6 +294,15 @@ def test_groups_with_an_episode_without_the_number_are_dropped() -> None:
     got = collect(collector(filters, groups=2), 0, fast_successes)
     assert positions(got.samples) == [0, 2]
     assert got.counts["dropped_metric_missing"] == 1 and got.counts["dropped_metric_low"] == 0
+
+
+def test_a_number_that_was_reported_before_a_resume_may_be_missing() -> None:
+    filters = FilterConfig(filter_metric="reward_fn_speed", filter_metric_range=(0.0, 2.0), max_rollout_rounds=1)
+    whole, resumed = collector(filters, groups=2), collector(filters, groups=2)
+    collect(whole, 0, fast_successes)
+    resumed.load_state_dict(whole.state_dict())
+    for groups in (whole, resumed):
+        assert collect(groups, 1, World(lambda _: 0)).groups == 0
 
 
 @pytest.mark.parametrize("successful_rank", [None, 1])

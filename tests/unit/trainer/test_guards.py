@@ -309,4 +309,4 @@ def test_a_file_that_is_no_batch_is_refused_in_one_line(
     (tmp_path / "batch.pt").write_text("nothing")
     with pytest.raises(SystemExit) as ended:
         replay(["--batch", str(tmp_path / "batch.pt"), "--pretrain", str(policy_folder)])
-    assert ended.value.code == 2 and "cannot be read as a batch" in capsys.readouterr().err
+    assert ended.value.code == 2 and "cannot be read as the batch" in capsys.readouterr().err

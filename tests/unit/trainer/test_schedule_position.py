@@ -69,6 +69,15 @@ def test_dropped_groups_do_not_delay_the_schedule(policy_folder: Path, tmp_path:
     assert after == planned("linear")[STEPS::STEPS]
 
 
+def test_an_extended_run_continues_at_the_rate_of_its_schedule(policy_folder: Path, tmp_path: Path, rates) -> None:
+    run(policy_folder, tmp_path, *PPO)
+    taken = len(rates["actor"])
+    run(policy_folder, tmp_path, *PPO, "--load_checkpoint", "--num_episodes", str(2 * 4 * ITERATIONS))
+    total = 2 * ITERATIONS * STEPS
+    expected = [PEAK * scheduled("linear", 0, total, step) for step in range(taken, total)]
+    assert rates["actor"][taken:] == pytest.approx(expected) and expected[0] > 0.4 * PEAK
+
+
 def test_a_resumed_run_continues_at_the_planned_rate(policy_folder: Path, tmp_path: Path, rates) -> None:
     more = ["--pretrain", str(policy_folder), *resume_cases.COMMON, *TARGET_KL, "--eval_steps", "0"]
     resume_cases.run(["--save_path", str(tmp_path), *more], stop_after=1)

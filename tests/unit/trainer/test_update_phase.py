@@ -173,6 +173,14 @@ BAD = {
     "--ptx_coef": (["--ptx_coef", "0.1"], "--ptx_coef and --ptx_demos belong together"),
     "--ptx_demos": (["--ptx_coef", "0.1", "--ptx_demos", "nowhere.hdf5"], "--ptx_demos: nowhere.hdf5 does not exist"),
     "--ptx_batch_size": (["--ptx_batch_size", "8"], "--ptx_batch_size 8: no effect without --ptx_coef"),
+    "--desired_kl": (
+        ["--desired_kl", "0.1", "--train_batch_size", "64"],
+        "--desired_kl 0.1: an iteration has only one",
+    ),
+    "--kl_horizon": (
+        ["--init_kl_coef", "0.1", "--kl_target", "0.1", "--kl_horizon", "2"],
+        "could make the weight of the KL negative; take at least",
+    ),
     "--target_kl": (["--target_kl", "0.1", "--train_batch_size", "64"], "--target_kl 0.1: an iteration has only one"),
 }
 
