@@ -100,6 +100,7 @@ class OnPolicy(Algorithm):
                 optimization.ptx_coef,
                 rows=optimization.ptx_batch_size,
                 micro_rows=batch.micro_train_batch_size,
+                max_tokens=batch.train_max_tokens_per_gpu if batch.use_dynamic_batch else None,
             )
         interpolation = Interpolation(config.correction) if config.asynchronous.interpolates else None
         self._phase = UpdatePhase(

@@ -31,6 +31,7 @@ class DemonstrationLoss:
         coef: coefficient of the loss.
         rows: decisions per optimizer step, over all ranks.
         micro_rows: decisions per forward and backward pass on one rank.
+        max_tokens: upper limit of their tokens, in place of `micro_rows` (--use_dynamic_batch); None: no limit.
     """
 
     def __init__(
@@ -41,10 +42,12 @@ class DemonstrationLoss:
         coef: float,
         rows: int,
         micro_rows: int,
+        max_tokens: int | None = None,
     ):
         self._rows, self._strategy, self._coef = DemonstrationRows(demos, actor), strategy, coef
         self._demonstrated = np.flatnonzero(~self._rows.by_policy)
         self._size, self._micro_rows = min(rows, len(self._demonstrated)), micro_rows
+        self._max_tokens = max_tokens
 
     def accumulate(self, engine: Engine, step: tuple[int, ...], metrics: Metrics) -> None:
         """Accumulate the gradient of the loss; called on all ranks before the policy's step.
@@ -60,10 +63,14 @@ class DemonstrationLoss:
         batch = self._rows.take(drawn[strategy.rank :: strategy.world_size])
         batch = self._rows.with_noise(batch, rng, len(drawn), strategy.rank, strategy.world_size)
         tokens = max(1.0, strategy.all_reduce({"n": float(batch.action_mask.sum())}, "sum")["n"])
-        count = -(-self._size // (self._micro_rows * strategy.world_size))
         engine.train()
         policy: Any = engine.module
-        for micro in micro_batches(batch, self._micro_rows, count):
+        size = self._micro_rows
+        if self._max_tokens is not None:
+            longest = max(policy.row_tokens(batch.instructions, batch.images.shape[1]), default=1)
+            size = int(strategy.all_reduce({"rows": max(1, self._max_tokens // longest)}, "min")["rows"])
+        count = -(-self._size // (size * strategy.world_size))
+        for micro in micro_batches(batch, size, count):
             micro = micro.to(strategy.device)
             output = engine(**policy.score(micro, 1.0), wants=("loss",))
             mask = micro.action_mask

@@ -167,6 +167,18 @@ def test_the_demonstration_loss_is_the_mean_over_its_tokens(strategy, policy_fol
     assert torch.allclose(*gradients, atol=1e-6) and float(gradients[0].abs().max()) > 1e-4
 
 
+def test_the_demonstration_loss_keeps_the_limit_of_tokens(
+    strategy, policy_folder: Path, demos_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actor = Actor.from_pretrained(policy_folder)
+    engine, score, sizes = strategy.prepare(actor, OPTIM), actor.score, []
+    monkeypatch.setattr(actor, "score", lambda rows, temperature: sizes.append(len(rows)) or score(rows, temperature))
+    monkeypatch.setattr(actor, "row_tokens", lambda instructions, images: [20, *[10] * (len(instructions) - 1)])
+    demos = read_demonstrations(demos_file)
+    DemonstrationLoss(demos, actor, strategy, 0.5, 8, 64, max_tokens=65).accumulate(engine, (0, 1, 2), Metrics())
+    assert sizes == [3, 3, 2], "three of the longest row"
+
+
 BAD = {
     "--use_ema": (["--use_ema"], "--use_ema: there is no moving average; give --ema_beta"),
     "--ema_beta": (["--ema_beta", "0.9", "--zero_stage", "3"], "--ema_beta 0.9 needs whole parameters"),
