@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rlvla.commands.hours import hours_report
+from rlvla.commands.hours import hours_report, rows_per_micro_batch
 from rlvla.commands.load_models import state_critic
 from rlvla.commands.setup import CheckedRun
 from rlvla.data.demonstrations import Demonstrations
@@ -69,14 +69,6 @@ def ppo_report(flags: PPORun, setting: CheckedRun) -> str:
     return "\n\n".join(parts)
 
 
-def _rows_per_micro_batch(flags: PPORun, setting: CheckedRun) -> int:
-    if not flags.batch.use_dynamic_batch:
-        return flags.batch.micro_train_batch_size
-    instructions = [task.instruction for task in setting.tasks]
-    tokens = setting.checkpoint.row_tokens(instructions, len(setting.env.camera_names))
-    return flags.batch.train_max_tokens_per_gpu // max(tokens)
-
-
 def _longest_episode(setting: CheckedRun) -> int:
     """Decisions of the longest episode."""
     return max(-(-task.max_steps // setting.spec.action_chunk_len) for task in setting.tasks)
@@ -87,7 +79,7 @@ def ppo_arithmetic(flags: PPORun, setting: CheckedRun) -> list[tuple[str, int]]:
     batch, world = flags.batch, launched_world_size()
     decisions = _longest_episode(setting)
     steps = batch.episodes_per_iteration // batch.train_batch_size * batch.max_epochs
-    micro = _rows_per_micro_batch(flags, setting)
+    micro = rows_per_micro_batch(flags, setting)
     step_decisions = batch.train_batch_size // world * decisions
     actor_iterations = batch.iterations - flags.optimization.freezing_actor_steps
     rows = [
@@ -118,7 +110,7 @@ def ppo_memory(flags: PPORun, setting: CheckedRun) -> MemoryPlan | None:
     cameras, optimization = len(setting.env.camera_names), flags.optimization
     row = setting.checkpoint.row_shape([task.instruction for task in setting.tasks], cameras)
     own = flags.batch.train_batch_size // world * decisions
-    micro = min(_rows_per_micro_batch(flags, setting), own)
+    micro = min(rows_per_micro_batch(flags, setting), own)
     episodes = flags.batch.episodes_per_iteration // world
     scored = min(flags.batch.micro_rollout_batch_size, episodes * decisions)
     amounts: dict[str, Any] = {"bf16": strategy.bf16, "forward_rows": scored}
@@ -136,7 +128,7 @@ def ppo_memory(flags: PPORun, setting: CheckedRun) -> MemoryPlan | None:
     elif learner_needs_critic(flags.algorithm) and not flags.algorithm.share_backbone:
         critic, start = setting.checkpoint, flags.critic_folder
         if start:
-            critic = check_checkpoint(start, flags.policy.unnorm_key, overrides=setting.overrides)
+            critic = check_checkpoint(start, setting.checkpoint.unnorm_key, overrides=setting.overrides)
         sketch = critic.sketch(row, flags.actor.without_adapters(), scalar_head=True)
         if sketch is None:
             return None
@@ -172,7 +164,9 @@ def _frozen_probes(flags: PPORun, setting: CheckedRun, row: RowShape, amounts: d
     if rewards.reward_pretrain:
         folders[REWARD_MODEL] = (rewards.reward_pretrain, "final")
     for name, (folder, pay) in folders.items():
-        sketch = check_checkpoint(folder).sketch(row, ActorConfig(), scalar_head=True)
+        model = check_checkpoint(folder)
+        row = model.row_shape([task.instruction for task in setting.tasks], len(setting.env.camera_names))
+        sketch = model.sketch(row, ActorConfig(), scalar_head=True)
         amounts = {"bf16": flags.strategy.bf16 and pay == "final", "forward_rows": rewards.rm_model_batch_size}
         sketches[name] = sketch, amounts
     return {name: probe(build, train_rows=0, **sizes) for name, (build, sizes) in sketches.items() if build is not None}

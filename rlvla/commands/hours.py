@@ -124,6 +124,15 @@ def hours_report(flags: PPORun, setting: CheckedRun, plan: MemoryPlan | None) ->
     return "\n\n".join(table(*_hours(rates, flags, setting, tokens)) for rates in closest.values())
 
 
+def rows_per_micro_batch(flags: PPORun, setting: CheckedRun) -> int:
+    """Decisions per forward and backward pass of an update."""
+    if not flags.batch.use_dynamic_batch:
+        return flags.batch.micro_train_batch_size
+    instructions = [task.instruction for task in setting.tasks]
+    tokens = setting.checkpoint.row_tokens(instructions, len(setting.env.camera_names))
+    return flags.batch.train_max_tokens_per_gpu // max(tokens)
+
+
 def _hours(
     rates: Rates, flags: PPORun, setting: CheckedRun, tokens: int
 ) -> tuple[tuple[str, str], list[tuple[str, str]]]:
@@ -135,11 +144,11 @@ def _hours(
     acting = rates.acting_with_graphs if flags.rollout.cuda_graphs and rates.acting_with_graphs else rates.acting
     algorithm = flags.algorithm
     critic = learner_needs_critic(algorithm) and not algorithm.share_backbone and algorithm.critic_input != STATE
-    passes = 1 + critic + learner_needs_reference(flags.algorithm)
+    passes, micro = 1 + critic + learner_needs_reference(flags.algorithm), rows_per_micro_batch(flags, setting)
     seconds = {
         "acting in full batches, without simulators": decisions / rate_at(acting, together),
         "scoring": passes * decisions / rate_at(rates.scoring, batch.micro_rollout_batch_size),
-        "update": (1 + critic) * batch.max_epochs * decisions / rate_at(rates.update, batch.micro_train_batch_size),
+        "update": (1 + critic) * batch.max_epochs * decisions / rate_at(rates.update, micro),
     }
     iteration = sum(seconds.values())
     rows = [(f"{name}, seconds per iteration", f"{value:.0f}") for name, value in seconds.items()]

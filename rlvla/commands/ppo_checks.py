@@ -91,6 +91,7 @@ def check(flags: PPORun) -> CheckedRun:
         if flags.algorithm.whiten_per_task and len(tasks) == 1:
             problems.append(no_effect("whiten_per_task", True, "there is only one task"))
         problems += checkpoint_option_problems(setting.checkpoint, flags.actor, flags.given)
+        problems += flags.strategy.kernel_problems(flags.actor.attn_implementation)
         problems += [*_token_problems(flags, setting), *_demonstration_problems(flags, setting)]
         if flags.algorithm.critic_input == STATE:
             try:

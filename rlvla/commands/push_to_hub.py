@@ -38,6 +38,7 @@ _PARTS = re.compile(r"(action_head|noisy_action_projector|proprio_projector|visi
 _STATE_OF_TRAINING = re.compile(r"optim|scheduler|rng_state|training_st|checkpoints", re.IGNORECASE)
 # Earlier evaluations are kept beside the last one; its figures are those of the card.
 _EARLIER = re.compile(r"eval_\d+\.json")
+_MODELS = {"vlm_model_name", "tokenizer_name", "base_model_name_or_path"}  # settings that name other models
 # Words of a tokenizer may look like paths; these files are the same wherever they come from.
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "added_tokens.json", "vocab.txt", "merges.txt")
 
@@ -120,10 +121,25 @@ def _upload(name: str, path: Path) -> Upload:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is damaged ({error}); use another copy") from error
+    if outside := sorted(set(_models_outside(content))):
+        text = f"{path} names {', '.join(outside)}, which is not uploaded; name a model on the hub or in the folder"
+        raise ConfigError.of("folder", "needs_others", text)
     changed = redact_json(content)
     if changed == content:
         return Upload(name, path)
     return Upload(name, json_text(changed).encode(), "paths and addresses shortened")
+
+
+def _models_outside(content: Any) -> Iterator[str]:
+    """The models that a JSON value names by a path outside of its folder."""
+    if isinstance(content, list):
+        for value in content:
+            yield from _models_outside(value)
+    elif isinstance(content, dict):
+        for name, value in content.items():
+            if name in _MODELS and isinstance(value, str) and (Path(value).is_absolute() or ".." in Path(value).parts):
+                yield value
+            yield from _models_outside(value)
 
 
 def push_problems(repo_id: str | None, *, uploads: bool) -> list[Problem]:

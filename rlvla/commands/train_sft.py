@@ -101,6 +101,7 @@ def run_sft(
     groups = (run, sizes, config, actor_config, strategy_config, validation)
     problems = [*(p for part in groups for p in range_problems(part)), *supervised_problems(run, config)]
     problems += strategy_config.problems() + no_effect_problems(groups, unselected, given)
+    problems += strategy_config.kernel_problems(actor_config.attn_implementation)
     if config.ema_decay:
         problems += strategy_config.sharding_problems("ema_decay", config.ema_decay)
     if run.load_checkpoint and Path(run.save_path, VERDICT_FILE).exists():

@@ -199,13 +199,13 @@ class RewardModel(SuccessPredictor, _OpenVLAHeadModel):
     head_file = REWARD_HEAD_FILE
 
     @classmethod
-    def from_policy(cls, path: str | Path, unnorm_key: str | None = None) -> RewardModel:
+    def from_policy(cls, path: str | Path, unnorm_key: str | None = None, **overrides: Any) -> RewardModel:
         """An untrained reward model from a policy folder; its head starts at zero."""
-        return cls._load(path, unnorm_key)
+        return cls._load(path, unnorm_key, **overrides)
 
     @classmethod
     def from_pretrained(
-        cls, path: str | Path, unnorm_key: str | None = None, config: ActorConfig | None = None
+        cls, path: str | Path, unnorm_key: str | None = None, config: ActorConfig | None = None, **overrides: Any
     ) -> RewardModel:
         """Load a folder written by `save_pretrained`; arguments as in `Critic.from_pretrained`.
 
@@ -214,7 +214,7 @@ class RewardModel(SuccessPredictor, _OpenVLAHeadModel):
         """
         if not (Path(path) / REWARD_HEAD_FILE).is_file():
             raise _not_a("reward model", path, REWARD_HEAD_FILE)
-        model = cls._load(path, unnorm_key, config)
+        model = cls._load(path, unnorm_key, config, **overrides)
         model.load_head(path)
         return model
 
@@ -439,10 +439,10 @@ def load_feature_return_model(
 
 
 def load_openvla_return_model(
-    folder: Path, unnorm_key: str | None, *, new: bool, action_values: bool
+    folder: Path, unnorm_key: str | None, *, new: bool, action_values: bool, **overrides: Any
 ) -> ReturnModel | ActionValueModel:
     """As `load_feature_return_model`, for a folder of an OpenVLA policy."""
-    model = (ActionValueModel if action_values else ReturnModel)._load(folder, unnorm_key)
+    model = (ActionValueModel if action_values else ReturnModel)._load(folder, unnorm_key, **overrides)
     if not new and not model.load_head(folder):
         raise _not_a("return model", folder, model.head_file)
     return model

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from rlvla.models.vla.checkpoint_files import EVALUATIONS
 from rlvla.utils.data_files import read_json
 from rlvla.utils.errors import ConfigError, Problem
 from rlvla.utils.files import atomic_path, write_atomic
@@ -113,6 +114,7 @@ def read_folder(path: Path, *, state_files: Iterable[str] = (), subfolders: Iter
 def _companions(path: Path, state_files: Iterable[str], subfolders: Iterable[str]) -> dict[str, bytes]:
     folders = [path, *(path / name for name in subfolders)]
     files = [file for folder in folders for file in folder.iterdir() if file.suffix.lower() not in _LEFT_OUT]
+    files = [file for file in files if not EVALUATIONS.fullmatch(file.name)]
     files += [path / name for name in state_files]
     belonging = {
         str(file.relative_to(path)): file

@@ -19,7 +19,7 @@ from rlvla.models.vla.checkpoint_files import (
     ACTION_STD_FILE,
     ADAPTER_CONFIG_FILE,
     CONFIG_FILE,
-    EVALUATION_FILE,
+    EVALUATIONS,
     HEAD_PATTERNS,
     HEAD_PREFIX,
     INDEX_FILE,
@@ -53,7 +53,7 @@ HEAD_FILE, HEAD_WRAPPER = "action_head--0_checkpoint.pt", "module."
 MAX_SHARD_BYTES, SINGLE_FILE_BYTES, SHARE_OF_MODEL = 10**9, 64 * 2**20, 12
 # Public folders include their training code. It is read as text, never run: parallel decoding mentions chunks.
 CODE_FILE, CHUNK_MARK = "modeling_prismatic.py", "ACTIONS_CHUNK"
-NOT_COMPANIONS = {CONFIG_FILE, INDEX_FILE, STATISTICS_FILE, EVALUATION_FILE, ADAPTER_CONFIG_FILE}
+NOT_COMPANIONS = {CONFIG_FILE, INDEX_FILE, STATISTICS_FILE, ADAPTER_CONFIG_FILE}
 
 
 @dataclass
@@ -140,6 +140,7 @@ def _describe_folder(folder: Path, raw: dict[str, Any], tensors: FolderTensors, 
         for place in reversed(lineage(folder))
         for path in sorted(place.iterdir())
         if path.is_file() and path.suffix in COMPANION_SUFFIXES and path.name not in NOT_COMPANIONS
+        if not EVALUATIONS.fullmatch(path.name)
     }
     path = folder / STATISTICS_FILE
     return CheckpointFolder(

@@ -33,6 +33,7 @@ from rlvla.models.vla.checkpoint_files import action_heads
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
 from rlvla.models.vla.decoder import require_flash_attention
 from rlvla.models.vla.inputs import VLAInputs, load_tokenizer, row_tokens
+from rlvla.models.vla.normalization import BOUND_KEYS
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
 from rlvla.models.vla.sketch import OpenVLASketch
 from rlvla.utils.data_files import check_types
@@ -88,12 +89,13 @@ class OpenVLACheckpoint(Checkpoint):
     def load_reward_model(self, config: ActorConfig | None = None, *, new: bool = False) -> RewardModel:
         """See `Checkpoint.load_reward_model`."""
         if new:
-            return RewardModel.from_policy(self.folder, self.unnorm_key)
-        return RewardModel.from_pretrained(self.folder, self.unnorm_key, config)
+            return RewardModel.from_policy(self.folder, self.unnorm_key, **self._overrides)
+        return RewardModel.from_pretrained(self.folder, self.unnorm_key, config, **self._overrides)
 
     def load_return_model(self, *, new: bool = False, action_values: bool = False) -> Any:
         """See `Checkpoint.load_return_model`."""
-        return load_openvla_return_model(self.folder, self.unnorm_key, new=new, action_values=action_values)
+        options = {"new": new, "action_values": action_values}
+        return load_openvla_return_model(self.folder, self.unnorm_key, **options, **self._overrides)
 
     def preparation_differences(self, other: Checkpoint) -> list[str]:
         """See `Checkpoint.preparation_differences`."""
@@ -203,14 +205,19 @@ class OpenVLAFamily(PolicyFamily):
 
 
 def statistics_problems(config: OpenVLAConfig, statistics: Any) -> list[Problem]:
-    """Statistics whose dimensions do not match the model, and values that are not finite."""
+    """Statistics without the range that the model needs or of other dimensions, and values that are not finite."""
     problems = []
     sizes = {"action": config.action_dim} | ({"proprio": config.proprio_width} if config.use_proprio else {})
     for entry, dims in sizes.items():
         ranges = statistics.get(entry) if isinstance(statistics, dict) else None
         lists = ranges if isinstance(ranges, dict) else {}
         lengths = {len(v) for k, v in lists.items() if k in ("q01", "q99", "min", "max") and isinstance(v, list)}
-        if lengths == {dims}:
+        missing = [bound for bound in BOUND_KEYS[config.action_normalization] if bound not in lists]
+        if lengths == {dims} and missing:
+            text = f"the {entry} statistics lack {', '.join(missing)}, and config.json asks for "
+            text += f"{config.action_normalization}; choose another --unnorm_key, or complete {STATISTICS_FILE}"
+            problems.append(Problem("unnorm_key", "invalid_file", text))
+        elif lengths == {dims}:
             texts = entry_problems(statistics, {entry: dims})
             problems += [Problem("unnorm_key", "invalid_file", f"{STATISTICS_FILE}: {text}") for text in texts]
         else:

@@ -10,7 +10,7 @@ from rlvla.utils.errors import ConfigError
 
 # Keeps constant dimensions finite; part of the OFT formula. Plain OpenVLA unnormalizes with 0.
 RANGE_EPS = 1e-8
-_BOUND_KEYS = {"q99": ("q01", "q99"), "bounds": ("min", "max")}
+BOUND_KEYS = {"q99": ("q01", "q99"), "bounds": ("min", "max")}
 
 
 def unnormalize_actions(
@@ -90,14 +90,14 @@ def libero_gripper_target(actions: Any) -> np.ndarray:
 
 
 def _bounds(stats: dict[str, Any], entry: str, mode: str, dims: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    if mode not in _BOUND_KEYS:
-        raise ConfigError(f"normalisation mode {mode!r} is unknown; use one of {sorted(_BOUND_KEYS)}")
+    if mode not in BOUND_KEYS:
+        raise ConfigError(f"normalisation mode {mode!r} is unknown; use one of {sorted(BOUND_KEYS)}")
     if isinstance(stats.get(entry), dict):
         stats = stats[entry]
-    missing = [key for key in _BOUND_KEYS[mode] if key not in stats]
+    missing = [key for key in BOUND_KEYS[mode] if key not in stats]
     if missing:
         raise ConfigError(f"the {entry} statistics lack {missing} (they have {sorted(stats)}), needed by mode {mode!r}")
-    low, high = (np.asarray(stats[key], dtype=np.float64) for key in _BOUND_KEYS[mode])
+    low, high = (np.asarray(stats[key], dtype=np.float64) for key in BOUND_KEYS[mode])
     mask = np.asarray(np.ones(low.shape) if stats.get("mask") is None else stats["mask"], dtype=bool)
     if not low.shape == high.shape == mask.shape == (dims,):
         raise ConfigError(

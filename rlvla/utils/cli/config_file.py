@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +63,12 @@ def config_file_arguments(argv: Sequence[str], repeated: Collection[str] = ()) -
 
 
 def config_file_of(argv: Sequence[str]) -> str | None:
-    """The value of `--config` on a command line, or None."""
-    for index, word in enumerate(argv):
-        if word == "--config" and index + 1 < len(argv):
-            return argv[index + 1]
-        if word.startswith("--config="):
-            return word.partition("=")[2]
-    return None
+    """The value of `--config` on a command line, or None; ConfigError if there are several."""
+    paths = [after for word, after in pairwise([*argv, ""]) if word == "--config" and after]
+    paths += [word.partition("=")[2] for word in argv if word.startswith("--config=")]
+    if len(paths) > 1:
+        raise ConfigError.of("config", "duplicate", f"--config {' and '.join(paths)}: one file is read; join them")
+    return paths[0] if paths else None
 
 
 def flag_arguments(name: str, value: Any, *, repeated: bool = False) -> list[str]:

@@ -76,6 +76,12 @@ class StrategyConfig:
         text = f"--{flag} {value} needs whole parameters on every rank: --zero_stage 0, 1 or 2"
         return [Problem(flag, "contradiction", text)] if self.zero_stage == 3 else []
 
+    def kernel_problems(self, attn_implementation: str) -> list[Problem]:
+        """An attention kernel for half precision alone, in float32."""
+        text = f"--attn_implementation {attn_implementation} computes in half precision only; give --bf16"
+        wrong = attn_implementation != "sdpa" and not self.bf16
+        return [Problem("attn_implementation", "needs_flag", text)] if wrong else []
+
     def problems(self) -> list[Problem]:
         """Flags that contradict each other; checked by every training command."""
         problems = launch_problems()

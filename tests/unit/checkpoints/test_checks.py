@@ -76,8 +76,10 @@ def test_supervised_training_leaves_the_regression_head_behind(copy: Path, tmp_p
 
 def test_statistics_of_another_robot() -> None:
     config = OpenVLAConfig(use_proprio=True, proprio_dim=8)
-    fitting = {"action": {"q01": [0] * 7, "q99": [1] * 7, "mask": [True] * 7}, "proprio": {"min": [0] * 8}}
-    assert statistics_problems(config, fitting) == []
+    action = {"q01": [0] * 7, "q99": [1] * 7, "mask": [True] * 7}
+    assert statistics_problems(config, {"action": action, "proprio": {"q01": [0] * 8, "q99": [1] * 8}}) == []
+    (lacking,) = statistics_problems(config, {"action": action, "proprio": {"min": [0] * 8, "max": [1] * 8}})
+    assert "the proprio statistics lack q01, q99, and config.json asks for q99" in lacking
     found = statistics_problems(config, {"action": {"q01": [0] * 14, "q99": [1] * 14}})
     assert len(found) == 2
     assert "action statistics have [14] dimensions" in found[0] and "proprio statistics are missing" in found[1]

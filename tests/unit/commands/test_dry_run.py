@@ -132,6 +132,21 @@ def test_a_critic_on_the_state_is_planned_without_a_policys_network(
     assert rows["critic: weights"] == pytest.approx(weights, abs=0.06)
 
 
+def test_a_reward_model_of_another_family_is_planned(
+    policy_folder: Path, demos_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    small = ["--pretrain", "compact", "--compact_channels", "8", "--compact_width", "16", "--max_steps", "1"]
+    data = ["--demos", str(demos_file), "--train_batch_size", "8", "--no-use_tensorboard"]
+    sft([*data, *small, "--save_path", str(tmp_path / "sft")])
+    model = check_checkpoint(tmp_path / "sft" / "policy").load_reward_model(new=True)
+    model.save_pretrained(tmp_path / "reward")
+    capsys.readouterr()
+    flags = ["--pretrain", str(policy_folder), "--save_path", str(tmp_path / "run"), *AMOUNTS, "--dry_run"]
+    train([*flags, "--reward", "rm_model:1", "--rm_model_path", str(tmp_path / "reward")])
+    weights = sum(p.numel() for p in model.parameters()) * 4 / MIB
+    assert numbers(capsys.readouterr().out)["rm_model: weights"] == pytest.approx(weights, abs=0.06)
+
+
 @pytest.mark.nightly
 def test_the_critic_is_planned_as_it_is_trained(
     policy_folder: Path, tmp_path: Path, nothing_starts: None, capsys: pytest.CaptureFixture

@@ -15,6 +15,7 @@ from rlvla.commands.ppo_flags import PPORun
 from rlvla.models.value_models import Critic, RewardModel
 from rlvla.models.vla import family, openvla
 from rlvla.trainer.models import Models
+from rlvla.utils.errors import ConfigError
 
 
 def models_of(policy: Path, folder: Path, *flags: str) -> Models:
@@ -64,8 +65,10 @@ def test_every_network_of_the_run_takes_the_kernel(
 ) -> None:
     for module in (openvla, family):  # the package is not there; loading computes nothing
         monkeypatch.setattr(module, "require_flash_attention", lambda: None)
+    with pytest.raises(ConfigError, match="half precision only; give --bf16"):
+        models_of(policy_folder, tmp_path, "--attn_implementation", "flash_attention_2")
     for kernel in ("sdpa", "flash_attention_2"):
-        found = models_of(policy_folder, tmp_path, "--init_kl_coef", "0.1", "--attn_implementation", kernel)
+        found = models_of(policy_folder, tmp_path, "--init_kl_coef", "0.1", "--bf16", "--attn_implementation", kernel)
         networks = [found.actor, found.critic, found.reference.actor]
         assert [network.vla.attn_implementation for network in networks] == [kernel] * 3
 

@@ -11,6 +11,7 @@ import pytest
 
 from cli.push_to_hub import main
 from rlvla.commands.push_to_hub import select
+from rlvla.utils.errors import ConfigError
 from tests.support.hub_server import Hub, hub_server
 from tests.support.shared_policies import evaluation, make_run
 
@@ -95,6 +96,16 @@ def test_absolute_paths_stay_here(policy: Path, tmp_path: Path) -> None:
     for upload in chosen.values():
         content = upload.content if isinstance(upload.content, bytes) else upload.content.read_bytes()
         assert str(tmp_path).encode() not in content, upload.name
+
+
+@pytest.mark.parametrize("name", ["/models/SmolVLM2", "../SmolVLM2"])
+def test_a_policy_that_needs_a_model_beside_it_is_not_uploaded(policy: Path, name: str) -> None:
+    content = json.loads((policy / "config.json").read_text())
+    (policy / "config.json").write_text(json.dumps(content | {"vlm_model_name": name}))
+    with pytest.raises(ConfigError, match=f"names {name}, which is not uploaded"):
+        select(policy, "card")
+    (policy / "config.json").write_text(json.dumps(content | {"vlm_model_name": "HuggingFaceTB/SmolVLM2"}))
+    assert select(policy, "card").uploads
 
 
 def test_a_dry_run_lists_all_of_it_and_uploads_nothing(

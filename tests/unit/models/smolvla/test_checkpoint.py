@@ -164,6 +164,13 @@ def test_prompts(checkpoint: SmolVLAFiles) -> None:
     assert len(checkpoint.tokenizer.ids("grüße " * 60)) == checkpoint.config.tokenizer_max_length
 
 
+def test_evaluations_do_not_travel_with_the_weights(folder: Path) -> None:
+    for name in ("eval.json", "eval.md", "eval_1.json", "notes.json"):
+        (folder / name).write_text("{}")
+    companions = check_smolvla(folder).folder.companions
+    assert "notes.json" in companions and not any(name.startswith("eval") for name in companions)
+
+
 def test_a_vlm_in_another_place(folder: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     shutil.move(folder / "vlm", elsewhere)

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlvla.models.actor import Actor, ActorConfig
+from rlvla.models.families import check_checkpoint
 from rlvla.models.lora import ADAPTER_FIELDS
 from rlvla.models.vla.checkpoint import detect_variant, read_config
 from rlvla.models.vla.checkpoint_files import find_tensors
@@ -199,12 +200,22 @@ def test_shards_replace_earlier_files(copy):
     assert [p.name for p in copy.glob("*.safetensors*")] == ["model.safetensors"]
 
 
+def test_evaluations_of_the_start_are_not_those_of_what_is_trained_from_it(copy, tmp_path):
+    for name in ("eval.json", "eval.md", "eval_1.json", "evaluation_notes.json"):
+        (copy / name).write_text("{}")
+    Actor.from_pretrained(copy).save_pretrained(tmp_path / "saved")
+    assert [p.name for p in sorted((tmp_path / "saved").glob("eval*"))] == ["evaluation_notes.json"]
+
+
 def test_platforms_are_explicit(copy):
     edit_config(copy, action_chunk_len=None, image_preprocessing=None, gripper_convention=None)
     raw = {k: v for k, v in json.loads((copy / "config.json").read_text()).items() if v is not None}
     (copy / "config.json").write_text(json.dumps(raw))
     config = load(copy, platform="libero").config
     assert (config.action_chunk_len, config.image_preprocessing, config.gripper_convention) == (8, "libero", "libero")
+    checkpoint = check_checkpoint(copy, overrides={"platform": "libero"})
+    for model in (checkpoint.load_reward_model(new=True), checkpoint.load_return_model(new=True)):
+        assert model.inputs.config == config, "as the policy"
     with pytest.raises(ConfigError) as caught:
         load(copy, platform="robotwin")
     assert "action_dim 14" in str(caught.value) and "action_normalization bounds" in str(caught.value)

@@ -58,6 +58,14 @@ def test_the_command_line_takes_back_what_the_file_says(tmp_path: Path) -> None:
     assert parse("--config", path, "--offset", "none", "--clip") == Settings()
 
 
+def test_a_second_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "run.yaml").write_text("rate: 3\n")
+    path = tmp_path / "run.yaml"
+    with pytest.raises(SystemExit):
+        parse("--config", path, f"--config={path}")
+    assert "one file is read" in capsys.readouterr().err
+
+
 def test_mistakes_of_file_and_command_line_are_told_together(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("ratee: 3\nnames: [b]\n")
