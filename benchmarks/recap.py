@@ -4,7 +4,7 @@
 
 One supervised policy per seed that succeeds in 30 to 60 % of its episodes on held-out states. In each round an arm's
 latest policy records --round_demos autonomous episodes (sampled), and the start is fine-tuned on its demonstrations
-and all of these: on all steps with RECAP's condition, weighted by their advantages (AWR), all alike, or on those of
+and all of these: on all steps with RECAP's condition, weighted by their advantages (AWR), all alike, or on the steps of
 successful episodes. The first round's episodes and return model are those of the start, for all arms. Beside them as
 many demonstrations of the expert, and PPO with as many episodes and with ten times as many. The table has greedy
 success on held-out states, and the differences to the start and to RECAP, paired by initial state. Finished commands

@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         from rlvla.models.families import check_checkpoint, recorded_guidance
     policy = Path(policy_folder(run.pretrain, env_python=namespace.env_python))
     if recorded_guidance(policy) is not None:
-        text = "is advantage-conditioned, and each round trains the initial policy anew; give the policy that it was"
+        text = "is advantage-conditioned, and each round starts from the initial policy; give the policy that it was"
         text = f"--pretrain {policy} {text} trained from, and its recorded episodes by --demos"
         raise ConfigError.of("pretrain", "conditioned", text)
     if text := unconditionable(policy, run.unnorm_key):

@@ -25,7 +25,7 @@ WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 # Evaluation results; they do not apply to weights trained from those in the folder.
 EVALUATION_FILE = "eval.json"
-# Evaluations of a folder, which are not those of policies trained from it.
+# Evaluations in a policy folder; policies trained from it do not inherit them.
 EVALUATIONS = re.compile(r"eval(_\d+)?\.(json|md)")
 ADAPTER_CONFIG_FILE = "adapter_config.json"
 ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"
