@@ -111,7 +111,7 @@ class Trainer:
         self.totals = {"episodes": 0.0, "env_steps": 0.0, "seconds": 0.0}
         self.evaluations: list[tuple[int, EvalResult]] = []
         self._saved, self._saved_in = 0, ckpt_path  # iteration of the newest checkpoint, and its folder
-        self._pretrained = False  # by `pretrain`, with a checkpoint
+        self._pretrained = False  # whether a checkpoint has the updates of `pretrain`
         self._unsaved, self.exported = False, save_path / "policy"
         self._best: dict[str, Any] | None = None  # iteration and success_at_end of the best evaluation
         self._launched, self._running_s = time.monotonic(), 0.0  # mean over ranks, which must end together

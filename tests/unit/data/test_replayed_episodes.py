@@ -50,13 +50,20 @@ def test_each_file_is_played_in_its_own_environment(files: list[Path], tmp_path:
         np.testing.assert_array_equal(images[::every], decisions)
 
 
+def copied(file: Path, folder: Path, **entries: object) -> Path:
+    """A copy of a file with other entries in its record of the environment."""
+    copy = Path(shutil.copytree(file.parent, folder)) / file.name
+    with h5py.File(copy, "r+") as content:
+        record = json.loads(content["data"].attrs["env_args"])
+        content["data"].attrs["env_args"] = json.dumps(record | entries)
+    return copy
+
+
 def test_conversion_keeps_who_played_and_the_last_observations(
     files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    own = Path(shutil.copytree(files[0].parent, tmp_path / "own")) / "demos.hdf5"
+    own = copied(files[0], tmp_path / "own", player="policy")
     with h5py.File(own, "r+") as file:
-        record = json.loads(file["data"].attrs["env_args"])
-        file["data"].attrs["env_args"] = json.dumps(record | {"player": "policy"})
         for rank, demo in enumerate(file["data"].values()):
             demo["rollout/last_obs/top_image"], demo["rollout/last_obs/proprio"] = (
                 demo[f"obs/{name}"][0] for name in ("top_image", "proprio")
@@ -76,7 +83,7 @@ def test_conversion_keeps_who_played_and_the_last_observations(
 
 
 def test_corrections_are_not_thinned(files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    corrections = Path(shutil.copytree(files[0].parent, tmp_path / "corrections")) / "demos.hdf5"
+    corrections = copied(files[0], tmp_path / "corrections")
     with h5py.File(corrections, "r+") as file:
         for demo in file["data"].values():  # from the takeover at step 4 to the end
             del demo["decision_steps"]
@@ -89,10 +96,7 @@ def test_corrections_are_not_thinned(files: list[Path], tmp_path: Path, capsys: 
 def test_an_episode_that_ends_earlier_than_recorded_is_noticed(
     files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    shorter = Path(shutil.copytree(files[0].parent, tmp_path / "shorter")) / "demos.hdf5"
-    with h5py.File(shorter, "r+") as file:
-        record = json.loads(file["data"].attrs["env_args"])
-        file["data"].attrs["env_args"] = json.dumps(record | {"max_steps": 5})
+    shorter = copied(files[0], tmp_path / "shorter", max_steps=5)
     with pytest.raises(SystemExit):
         convert(
             ["--demos", str(files[1]), str(shorter), "--render_steps", "--format", "hdf5"]
