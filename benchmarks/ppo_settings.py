@@ -28,14 +28,22 @@ _PLANAR = " ".join(_MODULE)
 _IMAGES = "--image_size 64 --use_proprio --num_envs 1"
 
 
-def _task(suite: str, num_demos: int, steps: int) -> arms.Task:
+def _task(suite: str, num_demos: int, steps: int, start: str = arms.START) -> arms.Task:
     """A task with chunks of five actions; `num_demos` per task, `steps` of supervised training."""
-    start = f"{arms.START} --action_chunk_len 5 --max_epochs 1000 --max_steps {steps}"
+    start = f"{start} --action_chunk_len 5 --max_epochs 1000 --max_steps {steps}"
     return arms.Task(f"{suite} {_IMAGES} --num_demos {num_demos}", start, steps, suite)
+
+
+def _with_head(head: str, num_demos: int, steps: int) -> arms.Task:
+    """`toy_push` with another action head."""
+    start = f"--pretrain compact --compact_head {head} --learning_rate 2e-3"
+    return _task("--task_suite_name toy_push --task_ids 0", num_demos, steps, start)
 
 
 TASKS = {
     "toy_push": _task("--task_suite_name toy_push --task_ids 0", 40, 600),
+    "toy_push_tokens": _with_head("tokens", 200, 1200),
+    "toy_push_flow": _with_head("flow", 40, 800),
     "ring_push": _task(f"--task_suite_name ring_push {_PLANAR}", 200, 600),
     "key_door": _task(f"--task_suite_name key_door {_PLANAR}", 500, 1500),
     "lift": replace(arms.TASKS["lift"], ppo="--task_suite_name robosuite --task_ids 0"),
@@ -52,7 +60,13 @@ ARMS = {
     "temperature 0.5": f"{_SHARED} --temperature 0.5",
     "temperature 1.5": f"{_SHARED} --temperature 1.5",
     "temperature 2": f"{_SHARED} --temperature 2",
+    "rate 1e-4": f"{_SHARED} --actor_learning_rate 1e-4",
+    "rate 1.6e-3": f"{_SHARED} --actor_learning_rate 1.6e-3",
+    "desired_kl 0.003": f"{_SHARED} --desired_kl 0.003",
     "desired_kl 0.01": f"{_SHARED} --desired_kl 0.01",
+    "desired_kl 0.03": f"{_SHARED} --desired_kl 0.03",
+    "rate 1e-4, desired_kl 0.01": f"{_SHARED} --actor_learning_rate 1e-4 --desired_kl 0.01",
+    "rate 1.6e-3, desired_kl 0.01": f"{_SHARED} --actor_learning_rate 1.6e-3 --desired_kl 0.01",
 }
 _RL = (
     "--train_batch_size 32 --micro_train_batch_size 96 --max_epochs 2 --eps_clip_low_high 0.2 0.28 --num_envs 2 "

@@ -24,16 +24,17 @@ from rlvla.trainer.updater import UpdatePhase, Updater
 from rlvla.utils.deepspeed.engine import Engine
 from rlvla.utils.terminal import log
 
-_STEP, _LARGEST = 1.5, 10.0  # of the scale of the learning rate
+_LOWER, _RAISE, _LARGEST = 4.0, 2.0, 10.0  # most per iteration, and limits, of the scale of the learning rate
 _MIN_FRACTION = 0.2  # of the peak, below which a rate says little about the peak
 
 
 def adapted_scale(scale: float, kl: float, desired: float, fraction: float) -> float:
     """The scale of a learning-rate schedule that brings the KL of an iteration closer to a desired one.
 
-    Lowered if the KL is more than twice the desired one, raised if it is less than half (the adaptive schedule of
-    rsl_rl, Rudin et al. 2021), within 1/10 and 10. The KL grows with the square of the step, so that an iteration at
-    this fraction of the peak should have `fraction**2` of the KL: warm-up and decay keep their shape.
+    Changed if the KL is more than twice or less than half the desired one (as the adaptive schedule of rsl_rl, Rudin
+    et al. 2021). The KL grows with the square of the step, so that the factor is the square root of their ratio, at
+    least 1/4 and at most 2 per iteration, and the scale stays within 1/10 and 10. An iteration at this fraction of the
+    peak should have `fraction**2` of the KL: warm-up and decay keep their shape.
 
     Args:
         scale: the current one.
@@ -44,11 +45,10 @@ def adapted_scale(scale: float, kl: float, desired: float, fraction: float) -> f
     if fraction < _MIN_FRACTION:
         return scale
     expected = desired * fraction**2
-    if kl > 2 * expected:
-        return max(scale / _STEP, 1 / _LARGEST)
-    if kl < expected / 2:
-        return min(scale * _STEP, _LARGEST)
-    return scale
+    if expected / 2 <= kl <= 2 * expected:
+        return scale
+    factor = math.sqrt(expected / kl) if kl > 0 else _RAISE
+    return min(max(scale * min(max(factor, 1 / _LOWER), _RAISE), 1 / _LARGEST), _LARGEST)
 
 
 class OnPolicy(Algorithm):

@@ -18,14 +18,16 @@ from tests.support import resume_cases
     [
         (0.01, 1.0, 1.0),
         (0.019, 1.0, 1.0),
-        (0.021, 1.0, 1 / 1.5),
+        (0.04, 1.0, 1 / 2),
+        (0.36, 1.0, 1 / 4),
         (0.0051, 1.0, 1.0),
-        (0.0049, 1.0, 1.5),
-        (-0.001, 1.0, 1.5),
+        (0.0036, 1.0, 5 / 3),
+        (0.001, 1.0, 2.0),
+        (-0.001, 1.0, 2.0),
         (0.0025, 0.5, 1.0),  # halfway through a decay a quarter of the KL is due
-        (0.01, 0.5, 1 / 1.5),
+        (0.01, 0.5, 1 / 2),
         (0.0, 0.1, 1.0),
-        (math.inf, 1.0, 1 / 1.5),
+        (math.inf, 1.0, 1 / 4),
     ],
 )
 def test_the_scale_follows_the_kl(kl: float, fraction: float, expected: float) -> None:
@@ -40,15 +42,15 @@ def test_the_scale_is_limited() -> None:
 
 
 def test_a_quadratic_kl_is_brought_near_the_desired_one() -> None:
-    """A rate ten times too high or too low is corrected in six iterations."""
-    for start in (0.1, 9.0):
+    """A rate eight times too high is corrected in two iterations, one eight times too low in three."""
+    for start, iterations in ((8.0, 2), (1 / 8, 3)):
         scale = 1.0
-        for _ in range(6):
+        for _ in range(iterations):
             scale = adapted_scale(scale, 0.01 * (start * scale) ** 2, 0.01, 1.0)
-        assert 0.4 < start * scale < 1.5
+        assert start * scale == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(("desired", "factor"), [("1e-9", 1 / 1.5), ("100", 1.5)])
+@pytest.mark.parametrize(("desired", "factor"), [("1e-9", 1 / 4), ("100", 2.0)])
 def test_the_rate_of_a_run_adapts(policy_folder: Path, tmp_path: Path, desired: str, factor: float) -> None:
     rates = {}
     for name, more in (("plain", []), ("adapted", ["--desired_kl", desired])):
@@ -57,5 +59,5 @@ def test_the_rate_of_a_run_adapts(policy_folder: Path, tmp_path: Path, desired: 
         main([*flags, "--lr_scheduler", "constant", "--share_backbone", "--num_episodes", "8"])
         lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
         rates[name] = [line["actor/lr"] for line in lines if "actor/lr" in line]
-    expected = [rate * factor ** (index + 1) for index, rate in enumerate(rates["plain"])]
+    expected = [rate * max(factor ** (index + 1), 0.1) for index, rate in enumerate(rates["plain"])]
     assert rates["adapted"] == pytest.approx(expected)
