@@ -109,24 +109,33 @@ class TokenHead(ActionHead):
 
 
 class GaussianHead(ActionHead):
-    """Continuous actions around the mean of a regression head."""
+    """Continuous actions around the mean of a regression head.
+
+    Args:
+        codec: normalizes the actions.
+        correlation: of the noise of consecutive actions of a chunk, see `GaussianDistribution`.
+    """
+
+    def __init__(self, codec: Codec, correlation: float = 0.0):
+        super().__init__(codec)
+        self._correlation = correlation
 
     def distribution(self, model: Any, hidden: Any, temperature: float) -> GaussianDistribution:
         """Gaussians, from the mean and log standard deviation of the model."""
         mean, log_std = model.read_out(hidden)
-        return GaussianDistribution(mean, log_std, temperature)
+        return GaussianDistribution(mean, log_std, temperature, self._correlation)
 
     def guided(self, model: Any, none: Any, positive: Any, weight: float, temperature: float) -> GaussianDistribution:
         """Guided means; the standard deviation is that with the condition."""
         (mean, _), (positive_mean, log_std) = model.read_out(none), model.read_out(positive)
-        return GaussianDistribution(guided(mean, positive_mean, weight), log_std, temperature)
+        return GaussianDistribution(guided(mean, positive_mean, weight), log_std, temperature, self._correlation)
 
     def supervised(
         self, distribution: GaussianDistribution, trace: Mapping[str, Tensor], options: Mapping[str, Any]
     ) -> dict[str, Tensor]:
-        """`sft_loss` "l1": absolute error of the mean; "nll": negative log-likelihood."""
+        """`sft_loss` "l1": absolute error of the mean; "nll": negative log-likelihood of each number by itself."""
         distance = (distribution.mean - trace["actions"]).abs().flatten(1)
-        loss = distance if options.get("sft_loss", "l1") == "l1" else -distribution.log_prob(trace)
+        loss = distance if options.get("sft_loss", "l1") == "l1" else -distribution.marginals.log_prob(trace)
         correct = (distance.detach() < CORRECT_WITHIN).float()
         return {"loss": loss, "error": loss.detach(), "correct": correct}
 

@@ -44,8 +44,10 @@ class Actor(NetworkPolicy):
     vla: Any  # OpenVLAForActionPrediction, with LoRA wrapped by peft
 
     def __init__(self, vla: OpenVLAForActionPrediction, inputs: VLAInputs, config: ActorConfig | None = None):
-        head = GaussianHead(inputs) if inputs.config.has_regression_head else TokenHead(inputs)
-        super().__init__(policy_spec(inputs.config), inputs, head)
+        vla_config = inputs.config
+        regression = vla_config.has_regression_head
+        head = GaussianHead(inputs, vla_config.action_noise_correlation) if regression else TokenHead(inputs)
+        super().__init__(policy_spec(vla_config), inputs, head)
         self.inputs = inputs
         self.config = config or ActorConfig()
         vla.configure(self.config)

@@ -10,7 +10,13 @@ from rlvla.models.flow.settings import EVAL_NOISES as FLOW_EVAL_NOISES
 from rlvla.models.flow.settings import MAX_STEPS as MAX_FLOW_STEPS
 from rlvla.models.flow.settings import METHODS as FLOW_METHODS
 from rlvla.models.lerobot.settings import CRITIC_FEATURES
-from rlvla.models.vla.choices import ACTION_STD_KINDS, ATTENTION_IMPLEMENTATIONS, MODEL_VARIANTS, PLATFORMS
+from rlvla.models.vla.choices import (
+    ACTION_STD_KINDS,
+    ATTENTION_IMPLEMENTATIONS,
+    MAX_NOISE_CORRELATION,
+    MODEL_VARIANTS,
+    PLATFORMS,
+)
 from rlvla.options import Condition, arg, given
 
 VARIANT_HELP = (
@@ -123,6 +129,13 @@ class PolicyConfig:
     platform: str | None = arg(None, PLATFORM_HELP, choices=tuple(PLATFORMS))
     action_std: str | None = arg(None, ACTION_STD_HELP, choices=ACTION_STD_KINDS)
     action_std_init: float | None = arg(None, ACTION_STD_INIT_HELP, above=0)
+    action_noise_correlation: float | None = arg(
+        None,
+        "correlation of the exploration noise of consecutive actions of a chunk, for Gaussian policies (default: the "
+        "checkpoint's, else 0)",
+        minimum=0,
+        maximum=MAX_NOISE_CORRELATION,
+    )
     camera_map: tuple[str, ...] = arg(
         (), CAMERA_MAP_HELP, nargs="+", metavar="CAMERA=FEATURE", of=("policy", "LeRobot")
     )

@@ -172,24 +172,34 @@ LOG_2PI = math.log(2.0 * math.pi)
 
 
 class GaussianDistribution:
-    """Independent normal distributions over the numbers in a chunk, in float32.
+    """Normal distributions over the numbers in a chunk, in float32; the noise of a dimension may be correlated in time.
 
-    The K = A * D columns are in (action, dimension) order. Log-probs are log-densities and may be positive.
+    The K = A * D columns are in (action, dimension) order. Log-probs are log-densities and may be positive. With a
+    correlation rho the noise of each dimension is a stationary AR(1) process over the actions of the chunk: the
+    noises of actions i and j have the correlation rho**|i - j|, and columns are conditioned on the actions before.
 
     Args:
         mean: [B, A, D].
-        log_std: logarithm of the standard deviation, broadcastable to `mean`.
+        log_std: logarithm of the marginal standard deviation, broadcastable to `mean`.
         temperature: multiplies the standard deviation.
+        correlation: rho, of the noise of consecutive actions, in [0, 1).
 
     Raises:
         ValueError: the temperature is not positive.
     """
 
-    def __init__(self, mean: Tensor, log_std: Tensor, temperature: float = 1.0):
+    def __init__(self, mean: Tensor, log_std: Tensor, temperature: float = 1.0, correlation: float = 0.0):
         if not temperature > 0:
             raise ValueError(f"temperature is {temperature}; it must be positive")
         self.mean = mean.float()
         self.log_std = (log_std.float() + math.log(temperature)).expand_as(self.mean)
+        self._correlation = correlation
+        self._innovation = math.sqrt(1.0 - correlation**2)  # standard deviation, in that of the noise
+
+    @property
+    def marginals(self) -> GaussianDistribution:
+        """The distribution of each number by itself."""
+        return GaussianDistribution(self.mean, self.log_std)
 
     @property
     def std(self) -> Tensor:
@@ -204,24 +214,51 @@ class GaussianDistribution:
             return PolicyOutput(actions, self.log_prob(trace), trace)
 
     def rsample(self, noise: Tensor) -> Tensor:
-        """[B, A, D]: mean + std * noise, differentiable in both."""
-        return self.mean + self.std * noise.to(self.mean)
+        """[B, A, D]: mean + std * noise, differentiable in both; `noise` becomes correlated over the actions."""
+        noise = noise.to(self.mean)
+        if self._correlation:
+            steps = [noise[:, 0]]
+            for innovation in noise[:, 1:].unbind(1):
+                steps.append(self._correlation * steps[-1] + self._innovation * innovation)
+            noise = torch.stack(steps, 1)
+        return self.mean + self.std * noise
 
     def log_prob(self, trace: Mapping[str, Tensor]) -> Tensor:
-        """[B, K]: log-density of each number of `trace["actions"]` [B, A, D]."""
+        """[B, K]: log-density of each number of `trace["actions"]` [B, A, D], given those of the actions before."""
         standardised = (trace["actions"].to(self.mean) - self.mean) * (-self.log_std).exp()
-        return (-0.5 * (standardised.square() + LOG_2PI) - self.log_std).flatten(1)
+        return (-0.5 * (self._whitened(standardised).square() + LOG_2PI) - self._conditional_log_std).flatten(1)
 
     def entropy(self) -> Tensor:
-        """[B, K]: differential entropy in nats."""
-        return (0.5 * (1.0 + LOG_2PI) + self.log_std).flatten(1)
+        """[B, K]: differential entropy in nats, given the actions before."""
+        return (0.5 * (1.0 + LOG_2PI) + self._conditional_log_std).flatten(1)
 
     def kl(self, other: Mapping[str, Tensor]) -> Tensor:
-        """[B, K]: KL(self || other) in nats; `other` is the `parameters` of another Gaussian."""
+        """[B, K]: KL(self || other) in nats; `other` is the `parameters` of a Gaussian with the same correlation.
+
+        Of a column, the expectation over the actions before.
+        """
         mean, log_std = other["mean"], other["log_std"]
-        ratio = (2.0 * (self.log_std - log_std)).exp()
-        distance = (self.mean - mean).square() * (-2.0 * log_std).exp()
-        return (0.5 * (ratio + distance - 1.0) - (self.log_std - log_std)).flatten(1)
+        difference = self.log_std - log_std
+        ratio, distance = (2.0 * difference).exp(), (self.mean - mean).square() * (-2.0 * log_std).exp()
+        if self._correlation:  # the conditional means differ, too, where the ratio of the standard deviations changes
+            scale, distance = difference.exp(), self._whitened((self.mean - mean) * (-log_std).exp()).square()
+            change = (self._correlation / self._innovation * (scale[:, 1:] - scale[:, :-1])).square()
+            ratio = torch.cat([ratio[:, :1], ratio[:, 1:] + change], 1)
+        return (0.5 * (ratio + distance - 1.0) - difference).flatten(1)
+
+    def _whitened(self, noise: Tensor) -> Tensor:
+        """Independent innovations [B, A, D] of unit variance from noise in standard deviations."""
+        if not self._correlation:
+            return noise
+        innovations = (noise[:, 1:] - self._correlation * noise[:, :-1]) / self._innovation
+        return torch.cat([noise[:, :1], innovations], 1)
+
+    @property
+    def _conditional_log_std(self) -> Tensor:
+        """[B, A, D]: given the actions before."""
+        if not self._correlation:
+            return self.log_std
+        return torch.cat([self.log_std[:, :1], self.log_std[:, 1:] + math.log(self._innovation)], 1)
 
     def sum_pi_squared(self) -> Tensor:
         """Not defined for densities."""

@@ -45,6 +45,7 @@ def ppo(start: Path, out: Path, episodes: int, *more: str) -> Path:
             "1",
         ]
         + ["--deterministic_rollout", "--lr_scheduler", "constant", "--no-use_tensorboard", *more]
+        + ["--action_noise_correlation", "0.8"]
     )
     return out / "policy"
 
@@ -61,6 +62,7 @@ def test_ppo_trains_head_and_standard_deviation_and_resumes(start: Path, tmp_pat
         before["module.model.fc2.bias"], after["module.model.fc2.bias"]
     )
     assert not torch.equal(load_file(start / STD)["log_std"], load_file(whole / STD)["log_std"])
+    assert json.loads((whole / "config.json").read_text())["action_noise_correlation"] == 0.8
     Actor.from_pretrained(whole)
     ppo(start, tmp_path / "parts", 8)
     parts = ppo(start, tmp_path / "parts", 16, "--load_checkpoint")

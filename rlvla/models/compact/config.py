@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvla.models.flow.settings import ASKED_SCORES, FLOW_SETTINGS, PREFIX, FlowSettings
-from rlvla.models.vla.choices import ACTION_STD_KINDS, MAX_STD, MIN_STD
+from rlvla.models.vla.choices import ACTION_STD_KINDS, MAX_NOISE_CORRELATION, MAX_STD, MIN_STD
 from rlvla.options import Registry
 from rlvla.utils.cli.flags import options_problems
 from rlvla.utils.data_files import check_types, read_dataclass
@@ -36,6 +36,7 @@ _RANGES = {
     "text_width": (4, _WIDEST),
     "text_buckets": (2, 2**20),
     "action_std_init": (MIN_STD, MAX_STD),
+    "action_noise_correlation": (0, MAX_NOISE_CORRELATION),
 }
 
 
@@ -55,6 +56,7 @@ class CompactConfig:
         n_action_bins: bins of the token head.
         action_std: standard deviation of the Gaussian head: "learned", "features" or "fixed", as in OpenVLA's.
         action_std_init: its initial value, in units of normalized actions.
+        action_noise_correlation: of the noise of consecutive actions of a chunk, of the Gaussian head.
         action_normalization: range that is mapped to [-1, 1]: "q99" (q01 to q99) or "bounds" (min to max).
         channels, kernels, strides: of the convolutions, first to last.
         width: of the trunk.
@@ -77,6 +79,7 @@ class CompactConfig:
     n_action_bins: int = 256
     action_std: str = "learned"
     action_std_init: float = 0.1
+    action_noise_correlation: float = 0.0
     action_normalization: str = "q99"
     channels: tuple[int, ...] = (32, 64, 64)
     kernels: tuple[int, ...] = (8, 3, 3)
@@ -112,7 +115,7 @@ class CompactConfig:
     def to_json(self) -> dict[str, Any]:
         """The content of config.json."""
         unused = [ASKED_SCORES, "head", *(() if self.action_head == "flow" else FLOW_SETTINGS)]
-        unused += [] if self.advantage_condition else ["advantage_condition"]
+        unused += [name for name in ("advantage_condition", "action_noise_correlation") if not getattr(self, name)]
         values = {name: value for name, value in asdict(self).items() if name not in unused}
         options = {} if self.head is None else {"head_options": asdict(self.head)}
         return {"model_type": MODEL_TYPE, **values, **options}

@@ -48,7 +48,7 @@ class CompactHead:
 
     def action_head(self, codec: StatisticsCodec) -> ActionHead:
         """Distributions from `read_out`, and supervised losses."""
-        return GaussianHead(codec)
+        return GaussianHead(codec, self.config.action_noise_correlation)
 
     def layers(self) -> dict[str, nn.Module]:
         """New layers by name, under which the policy has and saves them."""
@@ -133,7 +133,7 @@ class Tokens(CompactHead):
         return {"tokens": torch.zeros(rows, *policy.spec.noise_shape, dtype=torch.long)}
 
 
-@register_compact_head("gaussian", settings=("action_std", "action_std_init"))
+@register_compact_head("gaussian", settings=("action_std", "action_std_init", "action_noise_correlation"))
 class Gaussian(CompactHead):
     """A Gaussian with the standard deviation of OpenVLA's regression head."""
 

@@ -223,7 +223,8 @@ def complete_config(
     if body_only:
         if settings["model_variant"] == REGRESSION:
             settings["model_variant"] = "oft"
-        settings.pop("action_std", None), settings.pop("action_std_init", None)
+        for name in ("action_std", "action_std_init", "action_noise_correlation"):
+            settings.pop(name, None)
     if platform is not None:
         settings = with_platform(settings, platform, model_variant=settings["model_variant"])
     weight = tensors.shapes.get(PROPRIO_PREFIX + "fc1.weight")

@@ -12,6 +12,7 @@ ACTION_STD_KINDS = ("learned", "features", "fixed")
 # Standard deviation of normalized actions. Below, log-probs of float32 actions are meaningless; above, nearly all
 # actions are clipped.
 MIN_STD, MAX_STD = 1e-3, 2.0
+MAX_NOISE_CORRELATION = 0.99  # of consecutive actions; at 1 they have no density
 ATTENTION_IMPLEMENTATIONS = ("sdpa", "flash_attention_2")
 
 

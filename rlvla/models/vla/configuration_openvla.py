@@ -9,7 +9,14 @@ from typing import Any
 from transformers import LlamaConfig, PretrainedConfig
 
 from rlvla.models.sizes import size_problems
-from rlvla.models.vla.choices import ACTION_STD_KINDS, MAX_STD, MIN_STD, MODEL_VARIANTS, REGRESSION
+from rlvla.models.vla.choices import (
+    ACTION_STD_KINDS,
+    MAX_NOISE_CORRELATION,
+    MAX_STD,
+    MIN_STD,
+    MODEL_VARIANTS,
+    REGRESSION,
+)
 from rlvla.models.vla.vision import TowerConfig, tower_config
 from rlvla.utils.errors import ConfigError
 
@@ -79,6 +86,7 @@ class OpenVLAConfig(PretrainedConfig):
         action_std: standard deviation of "oft_regression" actions: "learned" (a parameter per dimension), "features"
             (also depends on the hidden states) or "fixed".
         action_std_init: initial standard deviation, for normalized actions.
+        action_noise_correlation: of the noise of consecutive "oft_regression" actions.
         gripper_convention: "libero" (1 = open in the checkpoint, -1 = open in the simulator) or "none".
         **kwargs: other keys of the file, kept when saving.
 
@@ -117,6 +125,7 @@ class OpenVLAConfig(PretrainedConfig):
         gripper_convention: str = "none",
         action_std: str | None = None,
         action_std_init: float | None = None,
+        action_noise_correlation: float | None = None,
         **kwargs: Any,
     ):
         if text_config is None:
@@ -156,10 +165,11 @@ class OpenVLAConfig(PretrainedConfig):
         if self.has_regression_head:  # config.json of other variants stays unchanged
             self.action_std = action_std or ACTION_STD_KINDS[0]
             self.action_std_init = DEFAULT_ACTION_STD if action_std_init is None else action_std_init
-        elif (action_std, action_std_init) != (None, None):
+            self.action_noise_correlation = action_noise_correlation or 0.0
+        elif (action_std, action_std_init, action_noise_correlation) != (None, None, None):
             raise ConfigError(
-                f"action_std and action_std_init belong to model_variant {REGRESSION}, not to {self.model_variant}; "
-                "leave them out"
+                "action_std, action_std_init and action_noise_correlation belong to model_variant "
+                f"{REGRESSION}, not to {self.model_variant}; leave them out"
             )
         super().__init__(**{"pad_token_id": pad_token_id, **without_code(kwargs)})
         problems = self.problems()
@@ -263,6 +273,10 @@ class OpenVLAConfig(PretrainedConfig):
             problems.append(
                 f"action_std_init is {self.action_std_init}; give the standard deviation of actions in [-1, 1], "
                 f"{MIN_STD} to {MAX_STD}"
+            )
+        if self.has_regression_head and not 0 <= self.action_noise_correlation <= MAX_NOISE_CORRELATION:
+            problems.append(
+                f"action_noise_correlation is {self.action_noise_correlation}; give 0 to {MAX_NOISE_CORRELATION}"
             )
         if "fused-gelu-mlp" not in self.arch_specifier:
             problems.append(

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch.distributions import Normal, kl_divergence
+from torch.distributions import MultivariateNormal, Normal, kl_divergence
 
 from rlvla.models.distributions import AutoregressiveTokens, GaussianDistribution, TokenDistribution, pick_tokens
 
@@ -131,10 +131,62 @@ def test_decisions_of_a_chain_add_up_to_one_and_are_scored_as_sampled(temperatur
 A, D = 3, 2
 
 
-def drawn(seed: int, temperature: float = 1.0, shape: tuple[int, ...] = (D,)) -> GaussianDistribution:
+def drawn(
+    seed: int, temperature: float = 1.0, shape: tuple[int, ...] = (D,), correlation: float = 0.0
+) -> GaussianDistribution:
     g = torch.Generator().manual_seed(seed)
     mean, log_std = torch.randn(B, A, D, generator=g), torch.randn(shape, generator=g) * 0.5 - 1.0
-    return GaussianDistribution(mean, log_std, temperature)
+    return GaussianDistribution(mean, log_std, temperature, correlation)
+
+
+def joint(gaussian: GaussianDistribution, correlation: float) -> MultivariateNormal:
+    """The chunk of each dimension, [B, D] distributions over A numbers, with covariance std_i std_j rho**|i - j|."""
+    std, lags = gaussian.std.transpose(1, 2), (torch.arange(A)[:, None] - torch.arange(A)).abs()
+    covariance = std.unsqueeze(-1) * std.unsqueeze(-2) * correlation**lags
+    return MultivariateNormal(gaussian.mean.transpose(1, 2), covariance)
+
+
+def per_dimension(columns: torch.Tensor) -> torch.Tensor:
+    """[B, D]: sums over the actions of a chunk."""
+    return columns.view(B, A, D).sum(1)
+
+
+@pytest.mark.parametrize("shape", [(D,), (B, A, D)])
+def test_correlated_noise_is_a_multivariate_normal_over_the_chunk(shape: tuple[int, ...]) -> None:
+    rho = 0.6
+    ours, other = drawn(0, 1.3, shape, rho), drawn(1, 1.0, shape, rho)
+    stock, against = joint(ours, rho), joint(other, rho)
+    output = ours.sample(torch.randn(B, A, D))
+    expected = stock.log_prob(output.actions.transpose(1, 2))
+    torch.testing.assert_close(per_dimension(output.log_probs), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(per_dimension(ours.entropy()), stock.entropy(), rtol=1e-4, atol=1e-4)
+    kl = per_dimension(ours.kl(other.parameters()))
+    torch.testing.assert_close(kl, kl_divergence(stock, against), rtol=1e-3, atol=1e-4)
+    assert torch.equal(ours.log_prob(output.trace), output.log_probs)
+    torch.testing.assert_close(
+        ours.marginals.log_prob(output.trace), Normal(ours.mean, ours.std).log_prob(output.actions).flatten(1)
+    )
+
+
+def test_samples_of_correlated_noise_have_its_covariance() -> None:
+    n, rho = 40_000, 0.6
+    ours = GaussianDistribution(torch.zeros(n, A, D), torch.tensor([-1.0, 0.0]), correlation=rho)
+    noise = torch.randn(n, A, D, generator=torch.Generator().manual_seed(0))
+    for dim in range(D):
+        measured = torch.cov(ours.sample(noise).actions[:, :, dim].T)
+        reference = GaussianDistribution(torch.zeros(B, A, D), torch.tensor([-1.0, 0.0]))
+        expected = joint(reference, rho).covariance_matrix[0, dim]
+        torch.testing.assert_close(measured, expected, rtol=0.03, atol=0.01 * float(expected[0, 0]))
+
+
+def test_later_actions_do_not_change_the_log_probs_of_earlier_ones() -> None:
+    """An episode may end within a chunk."""
+    ours = drawn(0, correlation=0.6)
+    actions = ours.sample(torch.randn(B, A, D)).actions
+    changed = actions.clone()
+    changed[:, 2] = 9.0
+    before, after = (ours.log_prob({"actions": a}).view(B, A, D) for a in (actions, changed))
+    assert torch.equal(before[:, :2], after[:, :2]) and not torch.equal(before[:, 2], after[:, 2])
 
 
 @pytest.mark.parametrize("temperature", [1.0, 1.6])

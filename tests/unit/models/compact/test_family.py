@@ -76,6 +76,7 @@ def edit(folder: Path, **changes: Any) -> None:
         {"action_head": "flow", "flow_method": "cps", "flow_steps": 1},
         {"action_std": "none"},
         {"action_std_init": 0},
+        {"action_noise_correlation": 1},
         {"text_width": 18},
         {"width": 10**9},
         {"num_images_in_input": 65_536},
@@ -158,6 +159,24 @@ def test_the_standard_deviation_can_be_reset(tmp_path: Path) -> None:
     assert policy.action_std.log_std.exp().tolist() == pytest.approx([0.2, 0.2])
     kept: Any = check_checkpoint(folder, overrides={"action_std": "features"}).load_policy()
     assert kept.action_std.log_std.exp().tolist() == pytest.approx([0.5, 0.5]) and kept.action_std.weight is not None
+
+
+def test_the_noise_of_a_chunk_can_be_correlated(tmp_path: Path) -> None:
+    folder = build(tmp_path / "policy", action_head="gaussian")
+    assert "action_noise_correlation" not in json.loads((folder / "config.json").read_text())
+    overrides = checkpoint_overrides(folder, type("Flags", (), {"action_noise_correlation": 0.9}))
+    policy: Any = check_checkpoint(folder, overrides=overrides).load_policy()
+    policy.save_pretrained(tmp_path / "trained")
+    noise = torch.zeros(1, 3, 2, dtype=torch.float64)
+    noise[:, 0] = 1.0  # of the first action
+    for loaded in (policy, check_checkpoint(tmp_path / "trained").load_policy()):
+        hidden = torch.zeros(1, 6, 16)
+        distribution = loaded._head.distribution(loaded, hidden, 1.0)
+        shift = (distribution.rsample(noise) - distribution.mean) / distribution.std
+        torch.testing.assert_close(shift[0, :, 0], torch.tensor([1.0, 0.9, 0.81]))
+    labels = {"actions": torch.zeros(1, 3, 2)}
+    supervised = policy._head.supervised(distribution, labels, {"sft_loss": "nll"})
+    torch.testing.assert_close(supervised["loss"], -distribution.marginals.log_prob(labels))
 
 
 def test_a_value_that_the_flag_cannot_have_is_refused_before_training(tmp_path: Path) -> None:

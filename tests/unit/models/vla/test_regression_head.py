@@ -198,6 +198,7 @@ def test_other_heads_are_refused(public: Path, tiny_folder: Path) -> None:
     refuse(tiny_folder, "has no regression head")
     refuse(public, "action_std 'none' is unknown", action_std="none")
     refuse(public, "action_std_init is 0.0;", action_std_init=0.0)
+    refuse(public, "action_noise_correlation is 1.0;", action_noise_correlation=1.0)
     refuse(public, "belong to model_variant oft_regression", model_variant="oft", action_std="fixed")
     shutil.copy(public / HEAD, public / "action_head--2_checkpoint.pt")
     refuse(public, "several regression heads")
