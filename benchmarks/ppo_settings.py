@@ -2,11 +2,11 @@
 
     python benchmarks/ppo_settings.py --tasks toy_push lift ring_push key_door --output runs/ppo_settings
 
-All arms of a task and seed start from one policy and play as many episodes. `shared`: the settings of
-`recipes/own_task.yaml`, a value head on the policy's network; each other arm changes what its name says. Greedy success
-on held-out states, paired with the start and with `shared`; explained variance of the returns, KL, and the duration of
-an iteration without waiting, over the last two iterations. Finished commands are not repeated. One run at a time, one
-thread.
+All arms of a task and seed start from one policy and play as many episodes. `shared`: a value head on the policy's
+network, a fixed learning-rate schedule and independent noise; each other arm changes the setting in its name. Greedy
+success on held-out states, paired with the start and with `shared`; explained variance of the returns, KL, and the
+duration of an iteration without waiting, over the last two iterations. Finished commands are not repeated. One run at a
+time, one thread.
 """
 
 from __future__ import annotations
@@ -64,10 +64,12 @@ ARMS = {
     "noise correlation 0.8": f"{_SHARED} --action_noise_correlation 0.8",
     "rate 1e-4": f"{_SHARED} --actor_learning_rate 1e-4",
     "rate 1.6e-3": f"{_SHARED} --actor_learning_rate 1.6e-3",
+    "rate 4e-3": f"{_SHARED} --actor_learning_rate 4e-3",
     "desired_kl 0.003": f"{_SHARED} --desired_kl 0.003",
     "desired_kl 0.01": f"{_SHARED} --desired_kl 0.01",
     "desired_kl 0.03": f"{_SHARED} --desired_kl 0.03",
     "rate 1e-4, desired_kl 0.01": f"{_SHARED} --actor_learning_rate 1e-4 --desired_kl 0.01",
+    "rate 4e-3, desired_kl 0.01": f"{_SHARED} --actor_learning_rate 4e-3 --desired_kl 0.01",
     "rate 1.6e-3, desired_kl 0.01": f"{_SHARED} --actor_learning_rate 1.6e-3 --desired_kl 0.01",
 }
 _RL = (
