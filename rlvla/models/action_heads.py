@@ -113,7 +113,7 @@ class GaussianHead(ActionHead):
 
     Args:
         codec: normalizes the actions.
-        correlation: of the noise of consecutive actions of a chunk, see `GaussianDistribution`.
+        correlation: AR(1) coefficient of the noise over a chunk, see `GaussianDistribution`.
     """
 
     def __init__(self, codec: Codec, correlation: float = 0.0):
@@ -133,7 +133,7 @@ class GaussianHead(ActionHead):
     def supervised(
         self, distribution: GaussianDistribution, trace: Mapping[str, Tensor], options: Mapping[str, Any]
     ) -> dict[str, Tensor]:
-        """`sft_loss` "l1": absolute error of the mean; "nll": negative log-likelihood of each number by itself."""
+        """`sft_loss` "l1": absolute error of the mean; "nll": marginal negative log-likelihood."""
         distance = (distribution.mean - trace["actions"]).abs().flatten(1)
         loss = distance if options.get("sft_loss", "l1") == "l1" else -distribution.marginals.log_prob(trace)
         correct = (distance.detach() < CORRECT_WITHIN).float()

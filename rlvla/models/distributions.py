@@ -172,17 +172,17 @@ LOG_2PI = math.log(2.0 * math.pi)
 
 
 class GaussianDistribution:
-    """Normal distributions over the numbers in a chunk, in float32; the noise of a dimension may be correlated in time.
+    """Gaussian distribution over a chunk, with independent or AR(1) noise along its actions, in float32.
 
     The K = A * D columns are in (action, dimension) order. Log-probs are log-densities and may be positive. With a
-    correlation rho the noise of each dimension is a stationary AR(1) process over the actions of the chunk: the
-    noises of actions i and j have the correlation rho**|i - j|, and columns are conditioned on the actions before.
+    correlation rho the noise of each dimension is a stationary AR(1) process: actions i and j have the correlation
+    rho**|i - j|, and each log-prob is conditional on the earlier actions of the chunk.
 
     Args:
         mean: [B, A, D].
         log_std: logarithm of the marginal standard deviation, broadcastable to `mean`.
         temperature: multiplies the standard deviation.
-        correlation: rho, of the noise of consecutive actions, in [0, 1).
+        correlation: rho, the AR(1) coefficient of the noise, in [0, 1).
 
     Raises:
         ValueError: the temperature is not positive.
@@ -194,11 +194,11 @@ class GaussianDistribution:
         self.mean = mean.float()
         self.log_std = (log_std.float() + math.log(temperature)).expand_as(self.mean)
         self._correlation = correlation
-        self._innovation = math.sqrt(1.0 - correlation**2)  # standard deviation, in that of the noise
+        self._innovation = math.sqrt(1.0 - correlation**2)  # std of the innovations, relative to the noise
 
     @property
     def marginals(self) -> GaussianDistribution:
-        """The distribution of each number by itself."""
+        """The marginal distributions."""
         return GaussianDistribution(self.mean, self.log_std)
 
     @property
@@ -224,18 +224,18 @@ class GaussianDistribution:
         return self.mean + self.std * noise
 
     def log_prob(self, trace: Mapping[str, Tensor]) -> Tensor:
-        """[B, K]: log-density of each number of `trace["actions"]` [B, A, D], given those of the actions before."""
+        """[B, K]: log-density of each number of `trace["actions"]` [B, A, D], conditional on earlier actions."""
         standardised = (trace["actions"].to(self.mean) - self.mean) * (-self.log_std).exp()
         return (-0.5 * (self._whitened(standardised).square() + LOG_2PI) - self._conditional_log_std).flatten(1)
 
     def entropy(self) -> Tensor:
-        """[B, K]: differential entropy in nats, given the actions before."""
+        """[B, K]: differential entropy in nats, conditional on earlier actions."""
         return (0.5 * (1.0 + LOG_2PI) + self._conditional_log_std).flatten(1)
 
     def kl(self, other: Mapping[str, Tensor]) -> Tensor:
         """[B, K]: KL(self || other) in nats; `other` is the `parameters` of a Gaussian with the same correlation.
 
-        Of a column, the expectation over the actions before.
+        Each column is an expectation over the earlier actions.
         """
         mean, log_std = other["mean"], other["log_std"]
         difference = self.log_std - log_std
@@ -247,7 +247,7 @@ class GaussianDistribution:
         return (0.5 * (ratio + distance - 1.0) - difference).flatten(1)
 
     def _whitened(self, noise: Tensor) -> Tensor:
-        """Independent innovations [B, A, D] of unit variance from noise in standard deviations."""
+        """Innovations [B, A, D] of standardised noise."""
         if not self._correlation:
             return noise
         innovations = (noise[:, 1:] - self._correlation * noise[:, :-1]) / self._innovation
@@ -255,7 +255,7 @@ class GaussianDistribution:
 
     @property
     def _conditional_log_std(self) -> Tensor:
-        """[B, A, D]: given the actions before."""
+        """Conditional log standard deviation [B, A, D]."""
         if not self._correlation:
             return self.log_std
         return torch.cat([self.log_std[:, :1], self.log_std[:, 1:] + math.log(self._innovation)], 1)

@@ -19,6 +19,8 @@ from rlvla.commands.ppo_flags import PPORun
 from rlvla.commands.runs.asynchronous import async_problems
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.config import EnvConfig, SplitConfig, resolve_env
+from rlvla.models.compact.config import HEADS, MODEL_TYPE
+from rlvla.models.families import SETTINGS
 from rlvla.recipes.recipe import KINDS, Parsers, Stage
 from rlvla.trainer.reward_sources import reward_problems
 from rlvla.utils.cli.flags import from_namespace, no_effect_problems
@@ -40,11 +42,22 @@ def training_problems(stages: Sequence[Stage], parsers: Parsers) -> list[Problem
             recorded = env.as_dict() | {"task_suite_name": env.suite, "task_ids": [task.task_id for task in tasks]}
         except ConfigError as error:
             problems += [_of_stage("demos", problem) for problem in error.problems]
+    if {"sft", "rl"} <= flags.keys():
+        problems += [_of_stage("rl", problem) for problem in _policy_problems(flags["sft"], flags["rl"])]
     for stage in stages:
         if stage.name in ("eval_sft", "rl", "eval_rl"):
             for problem in _problems_of(stage, flags[stage.name], recorded):
                 problems.append(_of_stage(stage.name, problem))
     return list(dict.fromkeys(problems))
+
+
+def _policy_problems(sft: argparse.Namespace, rl: argparse.Namespace) -> Iterator[Problem]:
+    """Settings of reinforcement learning that the compact policy of the stage `sft` does not have."""
+    given, head = rl.given.intersection(SETTINGS), sft.compact_head
+    if given and sft.pretrain == MODEL_TYPE:
+        for name in sorted(given.difference(HEADS.attribute(head, "settings"))):
+            text = f"--{name}: a compact policy with --compact_head {head} has no such setting; leave it out"
+            yield Problem(name, "mismatch", text)
 
 
 def require_extras(stages: Sequence[Stage]) -> None:

@@ -24,7 +24,8 @@ from rlvla.trainer.updater import UpdatePhase, Updater
 from rlvla.utils.deepspeed.engine import Engine
 from rlvla.utils.terminal import log
 
-_LOWER, _RAISE, _LARGEST = 4.0, 2.0, 10.0  # most per iteration, and limits, of the scale of the learning rate
+# Largest decrease and increase per iteration of the scale of the learning rate, and its limit.
+_LOWER, _RAISE, _LARGEST = 4.0, 2.0, 10.0
 _MIN_FRACTION = 0.2  # of the peak, below which a rate says little about the peak
 
 
@@ -199,7 +200,7 @@ class OnPolicy(Algorithm):
         optimization, peak = self.setup.config.optimization, self.actor.peak_learning_rate
         desired, kl = optimization.desired_kl, values.get("actor/ppo_kl", math.nan)
         steps = values.get("actor/optimizer_steps", 0.0)  # the KL of the first one is that of unchanged weights, 0
-        if desired is None or math.isnan(kl) or not peak or steps < 2:
+        if desired is None or math.isnan(kl) or not peak or steps < 2 or self.is_idle(values):
             return
         scale = peak / optimization.actor_learning_rate
         adapted = adapted_scale(scale, kl, desired, (before + self.actor.learning_rate) / (2 * peak))

@@ -56,7 +56,7 @@ class CompactConfig:
         n_action_bins: bins of the token head.
         action_std: standard deviation of the Gaussian head: "learned", "features" or "fixed", as in OpenVLA's.
         action_std_init: its initial value, in units of normalized actions.
-        action_noise_correlation: of the noise of consecutive actions of a chunk, of the Gaussian head.
+        action_noise_correlation: AR(1) coefficient of the Gaussian head's noise over a chunk.
         action_normalization: range that is mapped to [-1, 1]: "q99" (q01 to q99) or "bounds" (min to max).
         channels, kernels, strides: of the convolutions, first to last.
         width: of the trunk.

@@ -36,6 +36,8 @@ from rlvla.utils.errors import ConfigError, Problem, collected
 
 # Flags of `ActorConfig` that have no effect on compact networks.
 COMPACT_UNREAD = ("train_expert_only", "gradient_checkpointing", "attn_implementation")
+# Settings that change the tensors of the standard deviation.
+_SETTINGS_OF_STD = {"action_std", "action_std_init", "flow_method"}
 
 
 class CompactCheckpoint(Checkpoint):
@@ -190,11 +192,10 @@ def _check_weights(path: Path, config: CompactConfig, overrides: Mapping[str, An
         state = CompactPolicy(config, {"": {}}, "").state_dict()
     expected, stored = {name: tuple(tensor.shape) for name, tensor in state.items()}, read_tensors(path)
     # Flags may change what the standard deviation depends on, and reset its value.
-    changed = {name for name in _settings() if name in overrides}
-    free = {"action_std.log_std"} if "action_std_init" in changed else set()
+    free = {"action_std.log_std"} if "action_std_init" in overrides else set()
     if "advantage_condition" in overrides:  # starts at 0, where the policy has none yet
         free.add("network.condition")
-    if changed:
+    if not _SETTINGS_OF_STD.isdisjoint(overrides):
         prefixes = ("action_std.", "velocity_network.std.")
         free |= {name for name in expected.keys() ^ stored.keys() if name.startswith(prefixes)}
     expected = {name: shape for name, shape in expected.items() if name not in free}

@@ -86,7 +86,7 @@ class OpenVLAConfig(PretrainedConfig):
         action_std: standard deviation of "oft_regression" actions: "learned" (a parameter per dimension), "features"
             (also depends on the hidden states) or "fixed".
         action_std_init: initial standard deviation, for normalized actions.
-        action_noise_correlation: of the noise of consecutive "oft_regression" actions.
+        action_noise_correlation: AR(1) coefficient of the noise of "oft_regression" actions over a chunk.
         gripper_convention: "libero" (1 = open in the checkpoint, -1 = open in the simulator) or "none".
         **kwargs: other keys of the file, kept when saving.
 

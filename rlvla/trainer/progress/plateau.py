@@ -135,13 +135,13 @@ def likely_causes(metrics: Mapping[str, float], *, groups: bool, densities: bool
         measured = f"KL {kl:.1g}, clipped {100 * clipped:.1f} %"
         if abs(kl) < _SMALL_KL and clipped < _SMALL_CLIP:
             causes["step_too_small"] = (
-                f"updates hardly change the policy ({measured}). Raise --actor_learning_rate or --max_epochs, or let "
-                "the rate adapt (--desired_kl 0.01)"
+                f"updates hardly change the policy ({measured}). Raise --actor_learning_rate or --max_epochs, or set "
+                "or raise --desired_kl"
             )
         elif clipped > _LARGE_CLIP:
             text = (
-                f"updates are too large ({measured}). Lower --actor_learning_rate or --max_epochs, let the rate adapt "
-                "(--desired_kl 0.01), or set --target_kl"
+                f"updates are too large ({measured}). Lower --actor_learning_rate or --max_epochs, set or lower "
+                "--desired_kl, or set --target_kl"
             )
             causes["step_too_large"] = text
     explained = values.get("critic/vf_explained_var")

@@ -88,6 +88,10 @@ class TestGaussianOfFeatures(TestGaussian):
     options: ClassVar = {**TestGaussian.options, "action_std": "features"}
 
 
+class TestGaussianCorrelated(TestGaussian):
+    overrides: ClassVar = {"action_noise_correlation": 0.8}
+
+
 class TestGaussianAdapters(TestGaussian):
     config = ActorConfig(lora_rank=2)
 
@@ -114,6 +118,10 @@ class TestCompactTokensWithValueHead(TestCompactTokens):
 
 class TestCompactGaussian(TestCompactTokens):
     options: ClassVar = {"action_head": "gaussian", "action_std": "features"}
+
+
+class TestCompactGaussianCorrelated(TestCompactTokens):
+    options: ClassVar = {**TestCompactGaussian.options, "action_noise_correlation": 0.8}
 
 
 class TestCompactFlow(Tiny):

@@ -352,6 +352,10 @@ def test_stages_are_checked_with_the_tasks_of_the_demonstrations(tmp_path: Path,
         (["rl.reward=[success,nonsense]"], ("rl.reward", "unknown_name")),
         (["demos.task_ids=77"], ("demos.task_ids", "unknown_name")),
         (["rl.task_sampling=inverse_success"], ("rl.task_sampling", "no_effect")),
+        (
+            ["sft.pretrain=compact", "sft.compact_head=tokens", "rl.action_noise_correlation=0.5"],
+            ("rl.action_noise_correlation", "mismatch"),
+        ),
     ):
         stages = list(planned(tmp_path, parsers, assignments=wrong).values())
         assert problem in {(found.flag, found.reason) for found in training_problems(stages, parsers)}, wrong

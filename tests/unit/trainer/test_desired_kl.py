@@ -50,14 +50,26 @@ def test_a_quadratic_kl_is_brought_near_the_desired_one() -> None:
         assert start * scale == pytest.approx(1.0)
 
 
+def rates_of(folder: Path, start: Path, *flags: str) -> list[float]:
+    """Learning rates after each of two iterations."""
+    common = ["--pretrain", str(start), "--save_path", str(folder), *resume_cases.COMMON]
+    main([*common, "--lr_scheduler", "constant", "--num_episodes", "8", *flags])
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line["actor/lr"] for line in lines if "actor/lr" in line]
+
+
+def test_iterations_without_a_signal_do_not_raise_the_rate(policy_folder: Path, tmp_path: Path) -> None:
+    """The first iteration has no successes and no reward, the second has rewards."""
+    grpo = ["--advantage_estimator", "grpo", "--n_samples_per_prompt", "2", "--max_steps", "1"]
+    rates = rates_of(tmp_path, policy_folder, *grpo, "--rollout_batch_size", "2", "--desired_kl", "100")
+    assert rates == pytest.approx([1e-3, 2e-3])
+
+
 @pytest.mark.parametrize(("desired", "factor"), [("1e-9", 1 / 4), ("100", 2.0)])
 def test_the_rate_of_a_run_adapts(policy_folder: Path, tmp_path: Path, desired: str, factor: float) -> None:
-    rates = {}
-    for name, more in (("plain", []), ("adapted", ["--desired_kl", desired])):
-        folder = tmp_path / name
-        flags = ["--pretrain", str(policy_folder), "--save_path", str(folder), *resume_cases.COMMON, *more]
-        main([*flags, "--lr_scheduler", "constant", "--share_backbone", "--num_episodes", "8"])
-        lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-        rates[name] = [line["actor/lr"] for line in lines if "actor/lr" in line]
+    rates = {
+        name: rates_of(tmp_path / name, policy_folder, "--share_backbone", *more)
+        for name, more in (("plain", []), ("adapted", ["--desired_kl", desired]))
+    }
     expected = [rate * max(factor ** (index + 1), 0.1) for index, rate in enumerate(rates["plain"])]
     assert rates["adapted"] == pytest.approx(expected)

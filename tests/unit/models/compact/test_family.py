@@ -170,7 +170,7 @@ def test_the_noise_of_a_chunk_can_be_correlated(tmp_path: Path) -> None:
     noise = torch.zeros(1, 3, 2, dtype=torch.float64)
     noise[:, 0] = 1.0  # of the first action
     for loaded in (policy, check_checkpoint(tmp_path / "trained").load_policy()):
-        hidden = torch.zeros(1, 6, 16)
+        hidden = torch.zeros(1, 42)
         distribution = loaded._head.distribution(loaded, hidden, 1.0)
         shift = (distribution.rsample(noise) - distribution.mean) / distribution.std
         torch.testing.assert_close(shift[0, :, 0], torch.tensor([1.0, 0.9, 0.81]))
@@ -193,6 +193,16 @@ def test_a_stored_standard_deviation_is_checked_unless_it_is_reset(tmp_path: Pat
     save_file(state, str(folder / "model.safetensors"))
     with pytest.raises(ConfigError):
         check_checkpoint(folder, overrides={"action_std": "features"})
+    check_checkpoint(folder, overrides={"action_std_init": 0.2})
+
+
+def test_a_missing_standard_deviation_is_refused_unless_it_is_reset(tmp_path: Path) -> None:
+    folder = build(tmp_path / "policy", action_head="gaussian")
+    state = load_file(str(folder / "model.safetensors"))
+    del state["action_std.log_std"]
+    save_file(state, str(folder / "model.safetensors"))
+    with pytest.raises(ConfigError):
+        check_checkpoint(folder, overrides={"action_noise_correlation": 0.5})
     check_checkpoint(folder, overrides={"action_std_init": 0.2})
 
 
