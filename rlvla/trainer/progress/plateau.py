@@ -136,7 +136,7 @@ def likely_causes(metrics: Mapping[str, float], *, groups: bool, densities: bool
         if abs(kl) < _SMALL_KL and clipped < _SMALL_CLIP:
             causes["step_too_small"] = (
                 f"updates hardly change the policy ({measured}). Raise --actor_learning_rate or --max_epochs, or set "
-                "or raise --desired_kl"
+                "--desired_kl (its limit is 10 times --actor_learning_rate)"
             )
         elif clipped > _LARGE_CLIP:
             text = (
