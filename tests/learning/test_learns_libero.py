@@ -23,6 +23,7 @@ def test_ppo_improves_one_task(tmp_path: Path) -> None:
         "sft.max_steps=150",
         "rl.num_episodes=768",
         "rl.eval_episodes=10",
+        "rl.task_sampling=null",
     ]
     settings += [f"{stage}.num_videos=0" for stage in ("eval_sft", "eval_rl")]
     run_recipe([str(ROOT / "recipes/libero.yaml"), "--output", str(tmp_path / "run"), "--set", *settings])
