@@ -61,6 +61,7 @@ ARMS = {
     "temperature 1.5": f"{_SHARED} --temperature 1.5",
     "temperature 2": f"{_SHARED} --temperature 2",
     "noise correlation 0.5": f"{_SHARED} --action_noise_correlation 0.5",
+    "noise correlation 0.5, desired_kl 0.01": f"{_SHARED} --action_noise_correlation 0.5 --desired_kl 0.01",
     "noise correlation 0.8": f"{_SHARED} --action_noise_correlation 0.8",
     "rate 1e-4": f"{_SHARED} --actor_learning_rate 1e-4",
     "rate 1.6e-3": f"{_SHARED} --actor_learning_rate 1.6e-3",
