@@ -164,5 +164,5 @@ def report(results: Results, task: str, reference: str, output: Path) -> None:
             entry[f"to_{name}"] = fields | {"n": difference.n}
         rows.append(row)
         record.append(entry)
-    print(table(("arm", "episodes", "success %", "by seed", "to the start [95 %]", f"to {reference} [95 %]"), rows))
+    print(table(("arm", "episodes", "success %", "by run", "to the start [95 %]", f"to {reference} [95 %]"), rows))
     write_json(output, {"task": task, "arms": record})

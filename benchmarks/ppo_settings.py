@@ -5,8 +5,8 @@
 All arms of a task and seed start from one policy and play as many episodes. `shared`: a value head on the policy's
 network, a fixed learning-rate schedule and independent noise; each other arm changes the setting in its name. Greedy
 success on held-out states, paired with the start and with `shared`; explained variance of the returns, KL, and the
-duration of an iteration without waiting, over the last two iterations. Finished commands are not repeated. One run at a
-time, one thread.
+duration of an iteration without waiting, over the last two iterations; at the end, differences over all tasks. Finished
+commands are not repeated. One run at a time, one thread.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=2048)
     parser.add_argument("--eval_episodes", type=int, default=100, help="per task")
     parser.add_argument("--output", type=Path, default=Path("runs/ppo_settings"))
-    args = parser.parse_args()
+    args, pooled = parser.parse_args(), arms.Results()
     for name in args.tasks:
         task, results, rows = (TASKS | OTHER_HEADS)[name], arms.Results(), []
         for seed in args.seeds:
@@ -132,9 +132,13 @@ def main() -> None:
                 )
                 rows.append((arm, seed, *last_metrics(policy)))
                 print(name, *rows[-1], results[arm, args.episodes][-1].success_at_end, flush=True)
+        for arm, of_seeds in results.items():
+            pooled.setdefault(arm, []).extend(of_seeds)
         arms.report(results, name, "shared", args.output / f"{name}.json")
         header = ("arm", "seed", "sampled %", "explained", "largest KL", "last KL", "iteration s")
         print(table(header, rows), flush=True)
+    if len(args.tasks) > 1:
+        arms.report(pooled, "all tasks", "shared", args.output / "all_tasks.json")
 
 
 if __name__ == "__main__":

@@ -194,7 +194,7 @@ class GaussianDistribution:
         self.mean = mean.float()
         self.log_std = (log_std.float() + math.log(temperature)).expand_as(self.mean)
         self._correlation = correlation
-        self._innovation = math.sqrt(1.0 - correlation**2)  # std of the innovations, relative to the noise
+        self._innovation_std = math.sqrt(1.0 - correlation**2)  # relative to that of the noise
 
     @property
     def marginals(self) -> GaussianDistribution:
@@ -219,7 +219,7 @@ class GaussianDistribution:
         if self._correlation:
             steps = [noise[:, 0]]
             for innovation in noise[:, 1:].unbind(1):
-                steps.append(self._correlation * steps[-1] + self._innovation * innovation)
+                steps.append(self._correlation * steps[-1] + self._innovation_std * innovation)
             noise = torch.stack(steps, 1)
         return self.mean + self.std * noise
 
@@ -242,7 +242,7 @@ class GaussianDistribution:
         ratio, distance = (2.0 * difference).exp(), (self.mean - mean).square() * (-2.0 * log_std).exp()
         if self._correlation:  # the conditional means differ, too, where the ratio of the standard deviations changes
             scale, distance = difference.exp(), self._whitened((self.mean - mean) * (-log_std).exp()).square()
-            change = (self._correlation / self._innovation * (scale[:, 1:] - scale[:, :-1])).square()
+            change = (self._correlation / self._innovation_std * (scale[:, 1:] - scale[:, :-1])).square()
             ratio = torch.cat([ratio[:, :1], ratio[:, 1:] + change], 1)
         return (0.5 * (ratio + distance - 1.0) - difference).flatten(1)
 
@@ -250,7 +250,7 @@ class GaussianDistribution:
         """Innovations [B, A, D] of standardised noise."""
         if not self._correlation:
             return noise
-        innovations = (noise[:, 1:] - self._correlation * noise[:, :-1]) / self._innovation
+        innovations = (noise[:, 1:] - self._correlation * noise[:, :-1]) / self._innovation_std
         return torch.cat([noise[:, :1], innovations], 1)
 
     @property
@@ -258,7 +258,7 @@ class GaussianDistribution:
         """Conditional log standard deviation [B, A, D]."""
         if not self._correlation:
             return self.log_std
-        return torch.cat([self.log_std[:, :1], self.log_std[:, 1:] + math.log(self._innovation)], 1)
+        return torch.cat([self.log_std[:, :1], self.log_std[:, 1:] + math.log(self._innovation_std)], 1)
 
     def sum_pi_squared(self) -> Tensor:
         """Not defined for densities."""

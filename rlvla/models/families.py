@@ -35,8 +35,17 @@ ADAPTER_CONFIG_FILE = "adapter_config.json"
 _FLOAT32 = 4  # bytes
 _MARGIN = 32  # between the largest tensor of a decision and all of it
 # Command-line settings for public checkpoints (`PolicyConfig`); a family need not support them.
-SETTINGS: tuple[str, ...] = ("center_crop", "model_variant", "platform", "camera_map", "critic_features")
-SETTINGS += ("action_std", "action_std_init", "action_noise_correlation", *FLOW_SETTINGS)
+SETTINGS = (
+    "center_crop",
+    "model_variant",
+    "platform",
+    "action_std",
+    "action_std_init",
+    "action_noise_correlation",
+    *FLOW_SETTINGS,
+    "camera_map",
+    "critic_features",
+)
 
 
 @dataclass(frozen=True)

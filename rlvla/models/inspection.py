@@ -160,10 +160,8 @@ def _facts(folder: Path, config: OpenVLAConfig, reason: str, tensors: FolderTens
         "prompt": config.prompt_style,
     }
     if config.has_regression_head:
-        correlation = config.action_noise_correlation
-        facts["standard deviation"] = f"{config.action_std}, {config.action_std_init} at first" + (
-            f", noise correlation {correlation}" if correlation else ""
-        )
+        facts["standard deviation"] = f"{config.action_std}, {config.action_std_init} at first"
+        facts["noise correlation"] = str(config.action_noise_correlation)
     if adapter is not None:
         facts["adapter"] = (
             f"{adapter.name} on {lineage(folder)[1]}, {len(tensors.adapters)} layers, merged when loaded; --lora_rank "

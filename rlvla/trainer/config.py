@@ -340,9 +340,9 @@ class OptimizationConfig(LoopOptimizationConfig):
     )
     desired_kl: float | None = arg(
         None,
-        "KL per iteration that the actor's learning rate adapts to: multiplied by sqrt(desired / measured), at least "
-        "1/4 and at most 2, when actor/ppo_kl is more than twice or less than half this value times the square of the "
-        "schedule (default: off)",
+        "target KL per iteration of an adaptive learning rate: the actor's rate is multiplied by "
+        "sqrt(desired / measured), at least 1/4 and at most 2, when actor/ppo_kl is more than twice or less than half "
+        "this value times the square of the schedule (default: off)",
         above=0,
     )
     ema_beta: float = arg(
