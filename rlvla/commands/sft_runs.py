@@ -14,6 +14,7 @@ from rlvla.envs.workers.guardian import MARK, new_mark
 from rlvla.utils.cli.flags import Parser
 
 TRAINING = "train_sft_vla"
+VERDICT_FILE = "verdict.json"  # the last file of a run
 _SHOWN_LINES = 8  # of the output of a failed command
 
 

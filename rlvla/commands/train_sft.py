@@ -33,6 +33,7 @@ from rlvla.commands.new_models import (
 from rlvla.commands.ppo_checks import untrainable
 from rlvla.commands.run_policies import policy_folder
 from rlvla.commands.setup import instruction_source, instructions_of, start_workers
+from rlvla.commands.sft_runs import VERDICT_FILE
 from rlvla.commands.supervised import claimed_folder, start_folder, supervised_header, supervised_problems
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_several
@@ -76,7 +77,6 @@ from rlvla.utils.files import BestEffortWriter, unused_folder, write_json
 from rlvla.utils.seeding import seed_everything
 from rlvla.utils.terminal import duration, log, passing_note, quiet_libraries, show, suggest, table
 
-VERDICT_FILE = "verdict.json"
 _NOT_IN_SUMMARY = {"sft/lr", "perf/update_tokens_per_s"}
 
 

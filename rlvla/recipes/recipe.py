@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvla.commands.dagger import RL, RL_TRAINING
+from rlvla.commands.sft_runs import VERDICT_FILE
 from rlvla.commands.tune_sft import CHOICE_FILE, TuneConfig
 from rlvla.data.lerobot_cache import cached_dataset
 from rlvla.envs.config import SplitConfig
@@ -65,6 +66,7 @@ class StageKind:
         resumes: whether the command continues its unfinished work; otherwise the output of an interrupted attempt is
             removed, unless the stage has --load_checkpoint.
         takes_ranks: whether the command can be launched on several ranks.
+        last_file: written by the command in its output when it has finished; it then refuses to resume.
         reads: flag -> kind of its input, "demonstrations", "policy" or "choice" (of the stage `tune`).
         optional_inputs: flags of `reads` that may stay unset.
     """
@@ -74,6 +76,7 @@ class StageKind:
     writes: str | None = None
     resumes: bool = False
     takes_ranks: bool = True
+    last_file: str | None = None
     reads: Mapping[str, str] | None = None
     optional_inputs: tuple[str, ...] = ()
 
@@ -94,6 +97,7 @@ KINDS = {
             "sft",
             "train_sft_vla",
             "save_path",
+            last_file=VERDICT_FILE,
             reads={"demos": DEMONSTRATIONS, "config": CHOICE},
             optional_inputs=("config",),
         ),

@@ -95,9 +95,11 @@ class State:
         return self.records.get(self._key(stage))
 
     def is_done(self, stage: Stage) -> bool:
-        """Whether the stage need not run."""
-        record = self.of(stage)
-        return record is not None and record.status == DONE
+        """Whether the stage need not run: its command has ended, or was killed after its last file."""
+        record, last_file = self.of(stage), KINDS[stage.name].last_file
+        if record is None or record.status == DONE:
+            return record is not None
+        return last_file is not None and (self.folder / record.output / last_file).exists()
 
     def note(self, stage: Stage, status: str, seconds: float, cpu_seconds: float | None = None) -> None:
         """Record an attempt, with the seconds of all attempts so far, and write the file."""
@@ -108,7 +110,7 @@ class State:
     def changes(self, stage: Stage) -> list[str]:
         """Differences between the settings of a finished stage and the current ones, e.g. `seed 0 -> 1`."""
         record = self.of(stage)
-        if record is None or record.status != DONE or record.settings is None:
+        if record is None or not self.is_done(stage) or record.settings is None:
             return []
         now, before = self._as_recorded(stage), record.settings
         names = [name for name in {**before, **now} if name not in _WITHOUT_EFFECT]

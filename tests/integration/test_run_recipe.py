@@ -131,6 +131,18 @@ def test_a_killed_run_continues(recipe: Recipe, whole: bool) -> None:
     assert status == 0 and "is complete" in text and len(recipe.log) == 4
 
 
+def test_supervised_training_killed_after_its_last_file_is_done(recipe: Recipe) -> None:
+    recipe.allow("demos")
+    first = recipe.start()
+    assert wait_for(lambda: recipe.log == ["demos", "sft"], 300)
+    (recipe.folder / "sft" / "verdict.json").touch()
+    os.killpg(first.pid, signal.SIGKILL)
+    recipe.allow("ppo")
+    status, text = recipe.run()
+    assert status == 0 and "== sft: done before" in text, text
+    assert recipe.log == ["demos", "sft", "ppo"]
+
+
 @pytest.mark.parametrize("whole", [True, False], ids=["from the terminal", "to the recipe alone"])
 def test_an_interrupt_ends_the_command_and_names_the_next_one(recipe: Recipe, whole: bool) -> None:
     recipe.allow("demos", "sft")
