@@ -28,7 +28,7 @@ from rlvla.evaluation.comparison import compare_over_runs
 from rlvla.evaluation.results import EvalResult, Rate
 from rlvla.utils.terminal import table
 
-PERTURBATIONS = (*("camera=0.25", "light=0.5", "texture=0.75", "distractor=4", "instruction=1", "initial_state=0.5"),)
+PERTURBATIONS = ("camera=0.25", "light=0.5", "texture=0.75", "distractor=4", "instruction=1", "initial_state=0.5")
 NAMES = ("PPO", "supervised", "more supervision")
 
 
@@ -43,10 +43,10 @@ def costs(folder: Path) -> dict[str, float]:
         SystemExit: it was not measured.
     """
     stages = json.loads((folder / "state.json").read_text())["stages"].values()
-    found = {record["stage"]: record.get("cpu_seconds") for record in stages}
-    if None in found.values():
+    seconds = {record["stage"]: record.get("cpu_seconds") for record in stages}
+    if None in seconds.values():
         raise SystemExit(f"{folder}: an earlier version, which did not measure processor time, ran it; delete it")
-    return found
+    return seconds
 
 
 def control(folder: Path, first: Path, recipe: dict[str, Any], seed: int) -> Path:
@@ -68,25 +68,25 @@ def control(folder: Path, first: Path, recipe: dict[str, Any], seed: int) -> Pat
     return folder / "sft" / "policy"
 
 
-def evaluate(policies: Sequence[Path], output: Path, states: int) -> dict[str, list[EvalResult]]:
-    """Condition -> results of the policies."""
+def evaluate(policies: Sequence[Path], output: Path, *flags_of_all: object) -> dict[str, list[EvalResult]]:
+    """Condition -> results of the policies; `flags_of_all` are flags of `cli/eval_vla.py`."""
     blind = output.with_name(f"{output.stem}_blind.json")
     policy, *others = policies
     for file, flags in ((output, ("--perturb", *PERTURBATIONS, "--each_perturbation")), (blind, ("--images", "none"))):
-        words = ("--pretrain", policy, "--compare", *others, "--eval_episodes", states, "--num_envs", 2)
+        words = ("--pretrain", policy, "--compare", *others, *flags_of_all, "--num_envs", 2)
         if not file.exists():
             run("cli/eval_vla.py", *words, *flags, "--output", file)
     content = json.loads(output.read_text())["suites"]
-    conditions = {name.partition(", ")[2] or "none": found for name, found in content.items()}
+    conditions = {name.partition(", ")[2] or "none": suite for name, suite in content.items()}
     conditions["no images"] = json.loads(blind.read_text())
     return {
-        name: [EvalResult.from_dict(part["results"][0]) for part in (found, *found["baselines"])]
-        for name, found in conditions.items()
+        name: [EvalResult.from_dict(part["results"][0]) for part in (suite, *suite["baselines"])]
+        for name, suite in conditions.items()
     }
 
 
 def row(of_seeds: Sequence[Sequence[EvalResult]]) -> list[str]:
-    """Of one condition: rates with those of the seeds, and what PPO is ahead of each of the others, in points."""
+    """Rates under one condition, with the rate of each seed, and paired differences of PPO to the others in points."""
     cells = []
     for of_policy in zip(*of_seeds):
         seeds = ", ".join(f"{100 * result.success_at_end.rate:.0f}" for result in of_policy)
@@ -106,22 +106,24 @@ def main() -> None:
     output, name = args.output.resolve(), args.recipe
     path = ROOT / "recipes" / f"{name}.yaml"
     recipe = yaml.safe_load(path.read_text())
-    found: dict[str, list[list[EvalResult]]] = {}
+    limit = recipe["stages"].get("eval_rl", {}).get("max_steps")
+    flags = ["--eval_episodes", args.eval_episodes, *(() if limit is None else ("--max_steps", limit))]
+    results_of: dict[str, list[list[EvalResult]]] = {}
     for seed in args.seeds:
         first, longer = output / f"{name}_{seed}", output / f"{name}_{seed}_control"
         run("cli/run_recipe.py", path, "--output", first, "--set", f"all.seed={seed}")
         policies = [first / "ppo/policy", first / "sft/policy", control(longer, first, recipe, seed)]
         file = output / f"{name}_{seed}_{args.eval_episodes}_states.json"
-        for condition, results in evaluate(policies, file, args.eval_episodes).items():
-            found.setdefault(condition, []).append(results)
+        for condition, results in evaluate(policies, file, *flags).items():
+            results_of.setdefault(condition, []).append(results)
         spent = [sum(of.get(stage, 0.0) for stage in ("demos", "sft", "rl")) for of in (costs(first), costs(longer))]
         print(f"seed {seed}: {spent[0] / 60:.0f} minutes of processor time with PPO, the control {spent[1] / 60:.0f}")
-    rows = [(condition, *row(of_seeds)) for condition, of_seeds in found.items()]
+    rows = [(condition, *row(of_seeds)) for condition, of_seeds in results_of.items()]
     print(table(("perturbation", *NAMES, *(f"PPO - {other}" for other in NAMES[1:])), rows))
     print(
-        f"(mean over {len(args.seeds)} seeds of {args.eval_episodes} held-out states of each task, in brackets that of "
-        "each seed; differences in points, paired by state; 95 % intervals, clustered by state, cover the choice of "
-        "states, not of training runs)"
+        f"(mean over {len(args.seeds)} seeds of {args.eval_episodes} held-out states of each task, with the rate of "
+        "each seed in brackets; differences in points, paired by state; 95 % intervals, clustered by state, cover the "
+        "choice of states, not of training runs)"
     )
 
 
