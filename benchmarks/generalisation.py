@@ -2,11 +2,14 @@
 
     python benchmarks/generalisation.py --seeds 0 1 2 --output runs/generalisation
     python benchmarks/generalisation.py --recipe mt10 --eval_episodes 20 --output runs/generalisation
+    python benchmarks/generalisation.py --recipe libero --seeds 0 --eval_episodes 5 --output runs/generalisation \
+        --env_python .venv-libero-pro/bin/python --suites libero_object libero_object_object libero_object_swap \
+        libero_object_lan libero_object_task
 
 For each seed a recipe is run, the quickstart by default (supervised start, then PPO), and a control that spends the
 processor time of reinforcement learning on more demonstrations of the same expert instead, and on learning from them.
 All three are evaluated on the same held-out initial states of each task, without and with each perturbation, and
-without images. A stage that is there already is not repeated.
+without images; with --suites, in other suites instead of perturbations. A stage that is there already is not repeated.
 """
 
 from __future__ import annotations
@@ -68,20 +71,22 @@ def control(folder: Path, first: Path, recipe: dict[str, Any], seed: int) -> Pat
     return folder / "sft" / "policy"
 
 
-def evaluate(policies: Sequence[Path], output: Path, *flags_of_all: object) -> dict[str, list[EvalResult]]:
-    """Condition -> results of the policies; `flags_of_all` are flags of `cli/eval_vla.py`."""
+def evaluate(
+    policies: Sequence[Path], output: Path, conditions: Sequence[object], *common: object
+) -> dict[str, list[EvalResult]]:
+    """Condition -> results of the policies, under `conditions` and without images: flags of `cli/eval_vla.py`."""
     blind = output.with_name(f"{output.stem}_blind.json")
     policy, *others = policies
-    for file, flags in ((output, ("--perturb", *PERTURBATIONS, "--each_perturbation")), (blind, ("--images", "none"))):
-        words = ("--pretrain", policy, "--compare", *others, *flags_of_all, "--num_envs", 2)
+    for file, flags in ((output, conditions), (blind, ("--images", "none"))):
+        words = ("--pretrain", policy, "--compare", *others, *common, "--num_envs", 2)
         if not file.exists():
             run("cli/eval_vla.py", *words, *flags, "--output", file)
     content = json.loads(output.read_text())["suites"]
-    conditions = {name.partition(", ")[2] or "none": suite for name, suite in content.items()}
-    conditions["no images"] = json.loads(blind.read_text())
+    measured = {name.partition(", ")[2] or name: suite for name, suite in content.items()}
+    measured["no images"] = json.loads(blind.read_text())
     return {
         name: [EvalResult.from_dict(part["results"][0]) for part in (suite, *suite["baselines"])]
-        for name, suite in conditions.items()
+        for name, suite in measured.items()
     }
 
 
@@ -101,20 +106,27 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--recipe", default="quickstart", help="of recipes/, with the stages demos, sft and rl")
     parser.add_argument("--eval_episodes", type=int, default=100, help="of each task")
+    parser.add_argument("--suites", nargs="+", help="to be evaluated in, instead of perturbations")
+    parser.add_argument("--env_python", help="interpreter that has these suites")
     parser.add_argument("--output", type=Path, default=Path("runs/generalisation"))
     args = parser.parse_args()
     output, name = args.output.resolve(), args.recipe
     path = ROOT / "recipes" / f"{name}.yaml"
     recipe = yaml.safe_load(path.read_text())
     limit = recipe["stages"].get("eval_rl", {}).get("max_steps")
-    flags = ["--eval_episodes", args.eval_episodes, *(() if limit is None else ("--max_steps", limit))]
+    common = ["--eval_episodes", args.eval_episodes, *(() if limit is None else ("--max_steps", limit))]
+    conditions = ["--perturb", *PERTURBATIONS, "--each_perturbation"]
+    if args.suites:
+        conditions = ["--task_suite_name", *args.suites]
+        conditions += ["--env_python", args.env_python] if args.env_python else []
     results_of: dict[str, list[list[EvalResult]]] = {}
     for seed in args.seeds:
         first, longer = output / f"{name}_{seed}", output / f"{name}_{seed}_control"
         run("cli/run_recipe.py", path, "--output", first, "--set", f"all.seed={seed}")
         policies = [first / "ppo/policy", first / "sft/policy", control(longer, first, recipe, seed)]
-        file = output / f"{name}_{seed}_{args.eval_episodes}_states.json"
-        for condition, results in evaluate(policies, file, *flags).items():
+        kind = "suites" if args.suites else "states"
+        file = output / f"{name}_{seed}_{args.eval_episodes}_{kind}.json"
+        for condition, results in evaluate(policies, file, conditions, *common).items():
             results_of.setdefault(condition, []).append(results)
         spent = [sum(of.get(stage, 0.0) for stage in ("demos", "sft", "rl")) for of in (costs(first), costs(longer))]
         print(f"seed {seed}: {spent[0] / 60:.0f} minutes of processor time with PPO, the control {spent[1] / 60:.0f}")
