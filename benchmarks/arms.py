@@ -83,12 +83,17 @@ def command(script: str, output: Path, *words: str | Path) -> None:
         raise SystemExit(f"{shlex.join(line)} failed:\n{log.read_text()[-3000:]}")
 
 
+def result_of(path: Path) -> EvalResult:
+    """The result in a file of `cli/eval_vla.py`."""
+    (result,) = PolicyEvaluation.read(path).results
+    return result
+
+
 def evaluation(policy: Path, episodes: int, *flags: str) -> EvalResult:
     """Greedy success on held-out states."""
     output = policy.parent / "eval.json"
     command("eval_vla", output, "--pretrain", policy, "--eval_episodes", episodes, "--output", output, *flags)
-    (result,) = PolicyEvaluation.read(output).results
-    return result
+    return result_of(output)
 
 
 def collect(folder: Path, flags: str, count: int, seed: int) -> Path:
