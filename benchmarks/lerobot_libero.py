@@ -11,8 +11,8 @@ its noise and its actions are recorded. Compared are:
     actions            that greedy evaluation here chooses from LeRobot's observations and noise
     instruction, success
 
-Then `lerobot-eval` plays `--episodes` (0: none) and says its success rate. The command fails if an action differs by
-more than rounding, or if the simulations are not alike: LeRobot takes the orientation from the controller and not from
+Then `lerobot-eval` plays `--episodes` (0: none) and reports its success rate. The command fails if an action differs by
+more than rounding, or if the simulations differ: LeRobot takes the orientation from the controller and not from
 the observation, and its simulation drifts from the one here by some 1e-4 a step.
 """
 
@@ -53,11 +53,11 @@ def actions_here(policy: Any, played: dict[str, np.ndarray]) -> np.ndarray:
     return decision.actions.reshape(-1, decision.actions.shape[-1])[: len(played["actions"])]
 
 
-def repeated(policy: Any, played: dict[str, np.ndarray], asked: dict[str, Any]) -> dict[str, Any]:
-    """What this program's environment shows when the actions are repeated, under the names of the record."""
+def repeated(policy: Any, played: dict[str, np.ndarray], request: dict[str, Any]) -> dict[str, Any]:
+    """Observations and success of this program's environment when the actions are repeated, named as in the record."""
     options = {"cameras": policy.settings.cameras, "image_size": IMAGE_SIZE, "render_quality": "full"}
-    env = make_env(asked["suite"], asked["task_id"], max_steps=asked["steps"], use_proprio=True, **options)
-    observation, shown, success = env.reset(asked["init_state_id"], 0), [], []
+    env = make_env(request["suite"], request["task_id"], max_steps=request["steps"], use_proprio=True, **options)
+    observation, shown, success = env.reset(request["init_state_id"], 0), [], []
     instruction = observation.instruction
     for action in played["actions"]:
         shown.append(observation)
@@ -71,9 +71,9 @@ def repeated(policy: Any, played: dict[str, np.ndarray], asked: dict[str, Any]) 
     return {**record, "state": state, "success": np.array(success), "task": instruction}
 
 
-def compared(policy: Any, played: dict[str, np.ndarray], asked: dict[str, Any]) -> tuple[list[list[str]], bool]:
+def compared(policy: Any, played: dict[str, np.ndarray], request: dict[str, Any]) -> tuple[list[list[str]], bool]:
     """Rows of the table, and whether both agree."""
-    here = repeated(policy, played, asked)
+    here = repeated(policy, played, request)
     cameras = list(policy.settings.camera_map.values())
     gaps = {name: np.abs(here[name].astype(float) - played[name]) for name in [*cameras, "state"]}
     gaps["actions"] = np.abs(actions_here(policy, played) - played["actions"])
@@ -102,25 +102,25 @@ def main() -> None:
     parser.add_argument("--libero_assets", help=LiberoOptions.__dataclass_fields__["libero_assets"].metadata["help"])
     options = parser.parse_args()
     python, assets = str(Path(options.lerobot_python).absolute()), find_assets(options.libero_assets)
-    asked = {"suite": options.task_suite_name, "seed": 0}
-    asked |= {name: getattr(options, name) for name in ("task_id", "init_state_id", "steps")}
+    request = {"suite": options.task_suite_name, "seed": 0}
+    request |= {name: getattr(options, name) for name in ("task_id", "init_state_id", "steps")}
     # LeRobot cannot start from zero noise; both follow the noise that it draws.
-    found: Any = check_checkpoint(options.pretrain, None, overrides={"flow_eval_noise": "sample"})
-    network = found.files.load_network(shifted_positions=True)  # as in the transformers of LeRobot 0.4.4
-    policy = LeRobotPolicy(found.files, found.settings, network=network).eval()
+    checkpoint: Any = check_checkpoint(options.pretrain, None, overrides={"flow_eval_noise": "sample"})
+    network = checkpoint.files.load_network(shifted_positions=True)  # as in the transformers of LeRobot 0.4.4
+    policy = LeRobotPolicy(checkpoint.files, checkpoint.settings, network=network).eval()
     with tempfile.TemporaryDirectory() as scratch:
-        request, output = Path(scratch) / "request.json", Path(scratch) / "played.npz"
-        request.write_text(json.dumps(asked), encoding="utf-8")
-        lerobot(python, "play", assets, request, output, side=SIDE, folder=options.pretrain)
-        rows, agree = compared(policy, dict(np.load(output)), asked)
+        request_file, output = Path(scratch) / "request.json", Path(scratch) / "played.npz"
+        request_file.write_text(json.dumps(request), encoding="utf-8")
+        lerobot(python, "play", assets, request_file, output, side=SIDE, folder=options.pretrain)
+        rows, agree = compared(policy, dict(np.load(output)), request)
         print(table(["", "largest difference"], rows))
         if options.episodes:
-            flags = ["--policy.path=.", "--policy.device=cpu", "--env.type=libero", f"--env.task={asked['suite']}"]
-            flags += [f"--env.task_ids=[{asked['task_id']}]", f"--env.episode_length={asked['steps']}"]
+            flags = ["--policy.path=.", "--policy.device=cpu", "--env.type=libero", f"--env.task={request['suite']}"]
+            flags += [f"--env.task_ids=[{request['task_id']}]", f"--env.episode_length={request['steps']}"]
             flags += [f"--eval.n_episodes={options.episodes}", "--eval.batch_size=1", f"--output_dir={scratch}/eval"]
             lerobot(python, "evaluate", assets, *flags, side=SIDE, folder=options.pretrain)
-            told = json.loads((Path(scratch) / "eval" / "eval_info.json").read_text(encoding="utf-8"))["overall"]
-            print(f"lerobot-eval: {told['n_episodes']} episodes, {told['pc_success']:.0f} % successful")
+            summary = json.loads((Path(scratch) / "eval" / "eval_info.json").read_text(encoding="utf-8"))["overall"]
+            print(f"lerobot-eval: {summary['n_episodes']} episodes, {summary['pc_success']:.0f} % successful")
     if not agree:
         raise SystemExit("LeRobot and this program differ")
 
