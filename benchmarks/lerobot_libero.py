@@ -3,17 +3,18 @@
     python benchmarks/lerobot_libero.py --lerobot_python ../lerobot-env/bin/python --pretrain runs/libero_grpo/policy
 
 The environment of `lerobot_agreement.py` needs LIBERO, too, in the versions of constraints.txt: `pip install --no-deps
-hf-libero bddl robosuite mujoco`, and what these import (numba, easydict, future, pyopengl, glfw). Meshes are found as
-in every command. LeRobot plays with its own environment, pipelines, policy and loop, and what its environment showed,
-its noise and its actions are recorded. Compared are:
+hf-libero bddl robosuite mujoco`, and their imports (numba, easydict, future, pyopengl, glfw, matplotlib). Meshes are
+searched as in every command. LeRobot plays with its own environment, pipelines, policy and loop; observations, noise
+and actions are recorded. Compared are:
 
     images, state      of this program's environment, which repeats the actions, at every step
     actions            that greedy evaluation here chooses from LeRobot's observations and noise
     instruction, success
 
-Then `lerobot-eval` plays `--episodes` (0: none) and reports its success rate. The command fails if an action differs by
-more than rounding, or if the simulations differ: LeRobot takes the orientation from the controller and not from
-the observation, and its simulation drifts from the one here by some 1e-4 a step.
+Then `lerobot-eval` plays `--episodes` (0: none) of each of `--eval_tasks`, from the first initial states, and reports
+its success rate. LeRobot renders 256 pixels, whatever the policy was trained on. The command fails if an action differs
+by more than rounding, or if the simulations differ: LeRobot takes the orientation from the controller and not from the
+observation, and its simulation drifts from the one here by some 1e-4 a step.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from rlvla.utils.terminal import table
 # Mean of an image, in units of a pixel's 255, and largest of the state.
 ALIKE = {"image": 3.0, "state": 3e-3}
 SIDE = Path(__file__).resolve().parent / "lerobot_libero_side.py"
+_LEROBOT_NAMES = {"agentview": "observation.images.image", "wrist": "observation.images.image2"}
 
 
 def actions_here(policy: Any, played: dict[str, np.ndarray]) -> np.ndarray:
@@ -90,6 +92,12 @@ def compared(policy: Any, played: dict[str, np.ndarray], request: dict[str, Any]
     return rows, bool(near) and all(same.values())
 
 
+def rename_map(policy: LeRobotPolicy) -> dict[str, str]:
+    """LeRobot's names of the cameras -> image features of the policy, where they differ."""
+    names = {_LEROBOT_NAMES[camera]: feature for camera, feature in policy.settings.camera_map.items()}
+    return {name: feature for name, feature in names.items() if name != feature}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lerobot_python", required=True, help="interpreter of the environment that has lerobot")
@@ -98,7 +106,9 @@ def main() -> None:
     parser.add_argument("--task_id", type=int, default=0)
     parser.add_argument("--init_state_id", type=int, default=0)
     parser.add_argument("--steps", type=int, default=40, help="at most, of each episode")
-    parser.add_argument("--episodes", type=int, default=1, help="of lerobot-eval")
+    parser.add_argument("--episodes", type=int, default=1, help="of lerobot-eval, per task")
+    parser.add_argument("--eval_tasks", type=int, nargs="+", help="of lerobot-eval (default: --task_id)")
+    parser.add_argument("--eval_steps", type=int, help="step limit of lerobot-eval (default: --steps)")
     parser.add_argument("--libero_assets", help=LiberoOptions.__dataclass_fields__["libero_assets"].metadata["help"])
     options = parser.parse_args()
     python, assets = str(Path(options.lerobot_python).absolute()), find_assets(options.libero_assets)
@@ -108,6 +118,7 @@ def main() -> None:
     checkpoint: Any = check_checkpoint(options.pretrain, None, overrides={"flow_eval_noise": "sample"})
     network = checkpoint.files.load_network(shifted_positions=True)  # as in the transformers of LeRobot 0.4.4
     policy = LeRobotPolicy(checkpoint.files, checkpoint.settings, network=network).eval()
+    request["rename_map"] = rename_map(policy)
     with tempfile.TemporaryDirectory() as scratch:
         request_file, output = Path(scratch) / "request.json", Path(scratch) / "played.npz"
         request_file.write_text(json.dumps(request), encoding="utf-8")
@@ -116,8 +127,10 @@ def main() -> None:
         print(table(["", "largest difference"], rows))
         if options.episodes:
             flags = ["--policy.path=.", "--policy.device=cpu", "--env.type=libero", f"--env.task={request['suite']}"]
-            flags += [f"--env.task_ids=[{request['task_id']}]", f"--env.episode_length={request['steps']}"]
+            flags += [f"--env.task_ids={options.eval_tasks or [options.task_id]}"]
+            flags += [f"--env.episode_length={options.eval_steps or options.steps}"]
             flags += [f"--eval.n_episodes={options.episodes}", "--eval.batch_size=1", f"--output_dir={scratch}/eval"]
+            flags += [f"--rename_map={json.dumps(request['rename_map'])}"]
             lerobot(python, "evaluate", assets, *flags, side=SIDE, folder=options.pretrain)
             summary = json.loads((Path(scratch) / "eval" / "eval_info.json").read_text(encoding="utf-8"))["overall"]
             print(f"lerobot-eval: {summary['n_episodes']} episodes, {summary['pc_success']:.0f} % successful")

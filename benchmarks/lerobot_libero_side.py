@@ -1,8 +1,8 @@
-"""LeRobot's half of `lerobot_libero.py`: runs in an environment of its own that has `lerobot` and LIBERO, not rlvla.
+"""LeRobot's half of `lerobot_libero.py`: runs in another environment, which has `lerobot` and LIBERO, not rlvla.
 
 `play ASSETS REQUEST OUTPUT`: in the folder of a policy, play one episode with LeRobot's environment, pipelines, policy
-and loop, and record what each step saw and did. `evaluate ASSETS FLAG ...`: `lerobot-eval` with these flags. ASSETS is
-the folder with LIBERO's meshes.
+and loop, and record observation and action of each step. `evaluate ASSETS FLAG ...`: `lerobot-eval` with these flags.
+ASSETS is the folder with LIBERO's meshes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 
 
 def find_libero(assets: str) -> None:
-    """Tell LIBERO where its files are, which it would ask on the terminal."""
+    """Write LIBERO's configuration of its folders, which it would ask for on the terminal."""
     spec = importlib.util.find_spec("libero")
     if spec is None or not spec.submodule_search_locations:
         raise SystemExit("this environment has no LIBERO: pip install --no-deps hf-libero==0.1.4")
@@ -45,14 +45,15 @@ def play(request: str, output: str) -> None:
     from lerobot.policies.factory import make_policy, make_pre_post_processors
     from lerobot.scripts.lerobot_eval import rollout
 
-    asked = json.loads(Path(request).read_text())
+    settings = json.loads(Path(request).read_text())
     config = PreTrainedConfig.from_pretrained(".")
     config.pretrained_path, config.device = Path("."), "cpu"
-    env_config = LiberoEnv(task=asked["suite"], task_ids=[asked["task_id"]], episode_length=asked["steps"])
-    env = make_env(env_config, n_envs=1)[asked["suite"]][asked["task_id"]]
-    env.envs[0].init_state_id = asked["init_state_id"]
-    policy = make_policy(cfg=config, env_cfg=env_config).eval()
-    overrides = {"device_processor": {"device": "cpu"}, "rename_observations_processor": {"rename_map": {}}}
+    env_config = LiberoEnv(task=settings["suite"], task_ids=[settings["task_id"]], episode_length=settings["steps"])
+    env = make_env(env_config, n_envs=1)[settings["suite"]][settings["task_id"]]
+    env.envs[0].init_state_id = settings["init_state_id"]
+    names = settings["rename_map"]
+    policy = make_policy(cfg=config, env_cfg=env_config, rename_map=names).eval()
+    overrides = {"device_processor": {"device": "cpu"}, "rename_observations_processor": {"rename_map": names}}
     before, after = make_pre_post_processors(config, pretrained_path=".", preprocessor_overrides=overrides)
     env_before, env_after = make_env_pre_post_processors(env_cfg=env_config, policy_cfg=config)
     seen: dict[str, list[Tensor]] = defaultdict(list)
@@ -61,7 +62,7 @@ def play(request: str, output: str) -> None:
     def observe(batch: dict[str, Any]) -> dict[str, Any]:
         """LIBERO's part of the preprocessing; its input and its state are recorded."""
         for key in [key for key in batch if key.startswith("observation.images.")]:
-            seen[key].append((batch[key] * 255).round().to(torch.uint8).movedim(1, -1))
+            seen[names.get(key, key)].append((batch[key] * 255).round().to(torch.uint8).movedim(1, -1))
         done = env_before(batch)
         seen["state"].append(done["observation.state"])
         tasks.extend(batch["task"])
@@ -75,8 +76,8 @@ def play(request: str, output: str) -> None:
         return noise
 
     policy.model.sample_noise = drawn
-    torch.manual_seed(asked["seed"])
-    played = rollout(env, policy, observe, env_after, before, after, seeds=[asked["seed"]])
+    torch.manual_seed(settings["seed"])
+    played = rollout(env, policy, observe, env_after, before, after, seeds=[settings["seed"]])
     record = {name: torch.cat(values).numpy() for name, values in seen.items()}
     record |= {"actions": played["action"][0].numpy(), "success": played["success"][0].numpy()}
     np.savez(output, task=np.array(tasks[0]), n_action_steps=config.n_action_steps, **record)

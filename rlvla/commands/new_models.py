@@ -25,7 +25,7 @@ from rlvla.models.lerobot.new import (
     build_new_policy,
     new_policy_problems,
 )
-from rlvla.models.lerobot.settings import read_camera_map
+from rlvla.models.lerobot.settings import camera_problems, platform_problems, read_camera_map
 from rlvla.models.vla.choices import REGRESSION
 from rlvla.trainer.supervised.config import NEW_MODELS, NewModelConfig, SFTRunConfig, SupervisedRunConfig
 from rlvla.utils.errors import Problem
@@ -137,8 +137,16 @@ def lerobot_facts(demos: Demonstrations, run: SupervisedRunConfig, sizes: NewMod
         chunk_len=new_chunk_len(sizes, demos),
         state_dim=proprio[0].shape[1],
         action_dim=demos.actions[0].shape[1],
-        camera_map=read_camera_map(getattr(run, "camera_map", ()))[0],
+        camera_map=read_camera_map(run.camera_map)[0],
     )
+
+
+def camera_map_problems(run: SupervisedRunConfig, demos: Demonstrations) -> list[Problem]:
+    """Entries of --camera_map that are malformed, or do not name each camera of the demonstrations once."""
+    mapping, problems = read_camera_map(run.camera_map)
+    if mapping and not problems:
+        problems = camera_problems(mapping, run.cameras or demos.env_args["cameras"], list(mapping.values()))
+    return problems
 
 
 def _lerobot_problems(
@@ -146,6 +154,8 @@ def _lerobot_problems(
 ) -> Iterator[Problem]:
     family = sizes.model_family
     yield from new_policy_problems(family, NewPolicySizes(**_tiny_sizes(sizes)), actor)
+    yield from platform_problems(run.platform)
+    yield from camera_map_problems(run, demos) if demos is not None else ()
     if not run.use_proprio:
         text = f"--no-use_proprio: a {family} policy reads the robot's state; leave it out"
         yield Problem("use_proprio", "no_state", text)

@@ -22,6 +22,7 @@ from rlvla.commands.custom_modules import CustomConfig, modules_with_suites, wor
 from rlvla.commands.dry_run import sft_report
 from rlvla.commands.model_checks import mismatch_with_policy
 from rlvla.commands.new_models import (
+    camera_map_problems,
     is_new,
     lerobot_facts,
     missing_of_new,
@@ -53,7 +54,6 @@ from rlvla.models.families import (
     recorded_guidance,
 )
 from rlvla.models.lerobot.processors import without_statistics
-from rlvla.models.lerobot.settings import camera_problems, read_camera_map
 from rlvla.models.policy import Policy
 from rlvla.models.vla.choices import REGRESSION
 from rlvla.rollout import RolloutEngine
@@ -570,9 +570,7 @@ def _fit_problems(
     checkpoint: Checkpoint, demos: Demonstrations, run: SFTRunConfig, sizes: NewModelConfig
 ) -> list[Problem]:
     """Why the weights of a checkpoint cannot be used for these demonstrations."""
-    mapping, problems = read_camera_map(run.camera_map)
-    if mapping and not problems:
-        problems += camera_problems(mapping, run.cameras or demos.env_args["cameras"], list(mapping.values()))
+    problems = camera_map_problems(run, demos)
     wrong = unnorm_key_problems(run, demos)
     if demos.proprio is None:
         text = f"--fit_to_demos: {' '.join(run.demos)} has no proprioception, which the policy reads"

@@ -181,12 +181,18 @@ def read_settings(
         problems.append(_problem("critic_features", text, overrides, path))
     cameras, mapping, wrong = _cameras(recorded, config, overrides)
     platform = overrides.get("platform")
-    if platform not in (None, ROTATED_PLATFORM):
-        text = f"--platform {platform}: for policies in LeRobot's format only {ROTATED_PLATFORM} has a meaning"
-        problems.append(Problem("platform", "mismatch", f"{text} (rotated images); leave it out"))
+    problems += platform_problems(platform)
     turned = platform == ROTATED_PLATFORM or recorded.get("turned_images", False)
     key = recorded.get("unnorm_key", "")
     return LeRobotSettings(actions, flow, cameras, mapping, critic, key, turned), [*problems, *wrong]
+
+
+def platform_problems(platform: str | None) -> list[Problem]:
+    """A platform without conventions for images in LeRobot."""
+    if platform in (None, ROTATED_PLATFORM):
+        return []
+    text = f"--platform {platform}: for policies in LeRobot's format only {ROTATED_PLATFORM} has a meaning"
+    return [Problem("platform", "mismatch", f"{text} (rotated images); leave it out")]
 
 
 def _cameras(

@@ -77,7 +77,7 @@ def build_tiny_smolvla(
         folder: created if absent.
         sentences: task instructions to train the tokenizer on.
         statistics: "observation.state" and "action" -> statistic -> numbers, as `normalization` needs.
-        cameras: names of the image features, without `observation.images.`.
+        cameras: names of the image features; `observation.images.` may be left out.
         vlm: sizes of the vision-language model, which goes into the folder `vlm`; None: the defaults.
         chunk_size: C, actions that are denoised together.
         state_dim: P, length of the state vector.
@@ -91,7 +91,8 @@ def build_tiny_smolvla(
     """
     folder, sizes = Path(folder), vlm or TinyVlm()
     inner = tiny_vlm_files(sentences, sizes)
-    features = Features.of([IMAGES + camera for camera in cameras], (sizes.image_size,) * 2, state_dim, action_dim)
+    keys = [camera if "." in camera else IMAGES + camera for camera in cameras]
+    features = Features.of(keys, (sizes.image_size,) * 2, state_dim, action_dim)
     defaults = {
         "resize_imgs_with_padding": [sizes.image_size, sizes.image_size],
         "empty_cameras": 0,
@@ -129,7 +130,7 @@ def new_policy(folder: Path, facts: NewPolicyFacts, sizes: NewPolicySizes, *, se
         folder,
         sentences=facts.sentences,
         statistics=facts.lerobot_statistics(),
-        cameras=facts.cameras,
+        cameras=list(facts.keys.values()),
         vlm=replace(vlm, image_size=-(-max(facts.image_shape) // unit) * unit),
         chunk_size=facts.chunk_len,
         state_dim=facts.state_dim,

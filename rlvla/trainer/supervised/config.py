@@ -45,14 +45,13 @@ _NEW = Condition(
 )
 _NEW_TINY, _NEW_COMPACT = _for_new("tiny"), _for_new("compact")
 _DESCRIBES = "it describes public checkpoints, and --pretrain is {pretrain}"
-_PUBLIC = Condition(lambda flags: flags["pretrain"] not in NEW_MODELS, _DESCRIBES)
+_PUBLIC = Condition(lambda flags: flags["pretrain"] not in NEW_MODELS or _new_lerobot(flags), _DESCRIBES)
 _TOKENS = Condition(lambda flags: flags["pretrain"] != "compact" and not _new_lerobot(flags), _DESCRIBES)
 _CROPS = Condition(lambda flags: not flags["center_crop"] or _TOKENS.holds(flags), _DESCRIBES)
 _NOT_SMOLVLA = Condition(lambda flags: not _new_lerobot(flags), "a new {model_family} policy does not use it")
-_LEROBOT = Condition(
-    lambda flags: flags["pretrain"] not in NEW_MODELS,
-    "it is for policies in LeRobot's format, and --pretrain is {pretrain}",
-)
+_NOT_LEROBOT = "it is for policies in LeRobot's format, and --pretrain is {pretrain}"
+_LEROBOT_FOLDER = Condition(lambda flags: flags["pretrain"] not in NEW_MODELS, _NOT_LEROBOT)
+_LEROBOT = Condition(lambda flags: flags["pretrain"] not in NEW_MODELS or _new_lerobot(flags), _NOT_LEROBOT)
 _PLAYS_OR_LISTS_TASKS = Condition(
     lambda flags: bool(flags["eval_epochs"] or flags["heldout_tasks"]),
     "it belongs to --eval_epochs, which is not given",
@@ -96,6 +95,8 @@ class SupervisedRunConfig(ReadOptions):
     center_crop: bool | None = arg(
         None, "crop images to 90 % of their area (default: the checkpoint's, else no)", read_if=_CROPS
     )
+    platform: str | None = arg(None, PLATFORM_HELP, choices=tuple(PLATFORMS), read_if=_PUBLIC)
+    camera_map: tuple[str, ...] = arg((), CAMERA_MAP_HELP, nargs="+", metavar="CAMERA=FEATURE", read_if=_LEROBOT)
     unnorm_key: str | None = arg(None, "entry of the dataset statistics (default: the only one)", metavar="KEY")
     seed: int = arg(0, "seed of weights, batches and held-out data", minimum=0, maximum=MAX_SEED, essential=True)
     load_checkpoint: bool = arg(
@@ -119,14 +120,12 @@ class SFTRunConfig(SupervisedRunConfig):
     model_variant: str | None = arg(
         None, f"{VARIANT_HELP} (a new tiny model: oft)", choices=MODEL_VARIANTS, read_if=_TOKENS
     )
-    platform: str | None = arg(None, PLATFORM_HELP, choices=tuple(PLATFORMS), read_if=_PUBLIC)
     fit_to_demos: bool = arg(
         False,
         "a LeRobot checkpoint: keep the weights, and take cameras, sizes of state and action, and statistics from the "
         "demonstrations",
-        read_if=_LEROBOT,
+        read_if=_LEROBOT_FOLDER,
     )
-    camera_map: tuple[str, ...] = arg((), CAMERA_MAP_HELP, nargs="+", metavar="CAMERA=FEATURE", read_if=_LEROBOT)
     action_std: str | None = arg(None, ACTION_STD_HELP, choices=ACTION_STD_KINDS, read_if=_NOT_SMOLVLA)
     action_std_init: float | None = arg(None, ACTION_STD_INIT_HELP, above=0, read_if=_NOT_SMOLVLA)
     dry_run: bool = dry_run_flag()
@@ -430,8 +429,6 @@ class FrameRunConfig(SupervisedRunConfig):
     center_crop: bool | None = arg(
         None, "a new tiny model crops images to 90 % of their area (default: no)", read_if=_CROPS
     )
-    platform: str | None = arg(None, PLATFORM_HELP, choices=tuple(PLATFORMS), read_if=_PUBLIC)
-    camera_map: tuple[str, ...] = arg((), CAMERA_MAP_HELP, nargs="+", metavar="CAMERA=FEATURE", read_if=_LEROBOT)
 
 
 @dataclass(frozen=True)

@@ -125,6 +125,28 @@ def test_statistics_that_the_network_needs(
     assert not (tmp_path / "run").exists()
 
 
+NEW = ["--pretrain", "tiny", "--model_family", "smolvla", "--tiny_vision_dim", "32", "--tiny_llm_dim", "32"]
+
+
+def test_a_new_policy_with_the_conventions_of_lerobot(
+    demos: Demonstrations, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Names of the image features, and images rotated by 180 degrees."""
+    words = [*NEW, "--platform", "libero", "--action_chunk_len", "2", "--max_epochs", "1", "--no-use_tensorboard"]
+    words += ["--unnorm_key", "libero_goal", "--save_path", str(tmp_path / "run"), "--train_batch_size", "4"]
+    with pytest.raises(SystemExit):
+        train_sft_main([*words, "--camera_map", "agentview=image"])
+    assert "wrist is not mapped" in capsys.readouterr().err and not (tmp_path / "run").exists()
+    train_sft_main([*words, "--camera_map", "agentview=image", "wrist=image2"])
+    checkpoint: Any = check_checkpoint(tmp_path / "run" / "policy")
+    assert checkpoint.files.config.features.cameras == ["observation.images.image", "observation.images.image2"]
+    assert checkpoint.settings.turned_images
+    assert dict(checkpoint.settings.camera_map) == {
+        "agentview": "observation.images.image",
+        "wrist": "observation.images.image2",
+    }
+
+
 def test_cameras_of_a_reward_model(demos: Demonstrations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are mapped before the start, and the mapping is that of the network."""
     folder, loaded = build(tmp_path / "policy", ("image2", "image"), STATE, ACTION), []

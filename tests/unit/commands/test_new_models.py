@@ -95,7 +95,9 @@ def of_flow(options: dict[str, Any], sizes: dict[str, Any], actor: ActorConfig |
         ({}, {}, ActorConfig(), []),
         ({}, {"tiny_vision_dim": 48, "tiny_llm_dim": 40}, None, ["tiny_vision_dim", "tiny_llm_dim"]),
         ({"use_proprio": False, "model_variant": "oft"}, {}, None, ["model_variant", "use_proprio"]),
-        ({"camera_map": ("a=b",)}, {}, ActorConfig(lora_rank=2), ["camera_map", "lora_rank"]),
+        ({}, {}, ActorConfig(lora_rank=2), ["lora_rank"]),
+        ({"camera_map": ("agentview=image", "wrist=image2"), "platform": "libero"}, {}, None, []),
+        ({"platform": "bridge"}, {}, None, ["platform"]),
         ({}, {}, ActorConfig(train_expert_only=True), ["train_expert_only"]),
     ],
 )
