@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from rlvla.commands.ppo_checks import (
@@ -20,7 +22,10 @@ from rlvla.commands.runs.asynchronous import async_problems
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.config import EnvConfig, SplitConfig, resolve_env
 from rlvla.models.compact.config import HEADS, MODEL_TYPE
-from rlvla.models.families import SETTINGS
+from rlvla.models.families import SETTINGS, checkpoint_overrides
+from rlvla.models.flow.settings import FLOW_SETTINGS
+from rlvla.models.lerobot.new import TINY_FAMILIES
+from rlvla.models.lerobot.settings import LEROBOT_SETTINGS
 from rlvla.recipes.recipe import KINDS, Parsers, Stage
 from rlvla.trainer.reward_sources import reward_problems
 from rlvla.utils.cli.flags import from_namespace, no_effect_problems
@@ -52,12 +57,21 @@ def training_problems(stages: Sequence[Stage], parsers: Parsers) -> list[Problem
 
 
 def _policy_problems(sft: argparse.Namespace, rl: argparse.Namespace) -> Iterator[Problem]:
-    """Settings of reinforcement learning that the compact policy of the stage `sft` does not have."""
-    given, head = rl.given.intersection(SETTINGS), sft.compact_head
-    if given and sft.pretrain == MODEL_TYPE:
-        for name in sorted(given.difference(HEADS.attribute(head, "settings"))):
-            text = f"--{name}: a compact policy with --compact_head {head} has no such setting; leave it out"
-            yield Problem(name, "mismatch", text)
+    """Settings of reinforcement learning that the policy of the stage `sft` does not have."""
+    given = rl.given.intersection(SETTINGS)
+    supported: Collection[str] = SETTINGS
+    if sft.pretrain == MODEL_TYPE:
+        head = sft.compact_head
+        policy, supported = f"compact policy with --compact_head {head}", HEADS.attribute(head, "settings")
+    elif sft.pretrain == "tiny" and sft.model_family != TINY_FAMILIES[0]:
+        policy, supported = f"{sft.model_family} policy", (*FLOW_SETTINGS, *LEROBOT_SETTINGS)
+    elif given and Path(sft.pretrain).is_dir():
+        try:
+            checkpoint_overrides(sft.pretrain, SimpleNamespace(**{name: getattr(rl, name) for name in given}))
+        except ConfigError as error:
+            yield from error.problems
+    for name in sorted(given.difference(supported)):
+        yield Problem(name, "mismatch", f"--{name}: a {policy} has no such setting; leave it out")
 
 
 def require_extras(stages: Sequence[Stage]) -> None:

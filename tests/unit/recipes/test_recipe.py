@@ -342,6 +342,22 @@ def test_problems_of_the_training_are_reported_before_the_demonstrations(
     assert training_problems(list(planned(tmp_path, parsers).values())[:3], parsers) == []
 
 
+@pytest.mark.parametrize(
+    ("settings", "flag"),
+    [
+        (["sft.pretrain=compact", "sft.compact_head=tokens", "rl.action_noise_correlation=0.5"], "noise_correlation"),
+        (["sft.pretrain=tiny", "sft.model_family=smolvla", "rl.action_noise_correlation=0.5"], "noise_correlation"),
+        (["sft.pretrain=FOLDER", "rl.flow_steps=2"], "flow_steps"),
+    ],
+)
+def test_settings_that_the_policy_does_not_have(
+    tmp_path: Path, parsers: dict[str, Parser], policy_folder: Path, settings: list[str], flag: str
+) -> None:
+    settings = [setting.replace("FOLDER", str(policy_folder)) for setting in settings]
+    stages = planned(tmp_path, parsers, assignments=settings).values()
+    assert [text for text in map(str, training_problems(list(stages), parsers)) if flag in text]
+
+
 def test_stages_are_checked_with_the_tasks_of_the_demonstrations(tmp_path: Path, parsers: dict[str, Parser]) -> None:
     """What would fail after minutes: too few episodes to stop by, more than there are states, rewards, tasks."""
     stop = ["rl.early_stopping=true", "rl.eval_steps=4", "rl.eval_episodes=40"]
