@@ -41,6 +41,7 @@ OTHER_FLAGS = LAUNCHER_FLAGS | {
     "--flag",
     "--no-flag",
     "--nightly",
+    "--rename_map",
     "--no-long_ppo",
     "--seeds",
     "--task",
