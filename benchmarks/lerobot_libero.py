@@ -1,6 +1,8 @@
 """Does a policy act in LeRobot's LIBERO as it does here? LeRobot plays an episode, which is then repeated.
 
     python benchmarks/lerobot_libero.py --lerobot_python ../lerobot-env/bin/python --pretrain runs/libero_grpo/policy
+    python benchmarks/lerobot_libero.py --lerobot_python ../lerobot-env/bin/python --pretrain runs/smolvla/policy \
+        --task_suite_name libero_object --episodes 5 --eval_tasks 0 1 2 3 4 5 6 7 8 9 --eval_steps 280
 
 The environment of `lerobot_agreement.py` needs LIBERO, too, in the versions of constraints.txt: `pip install --no-deps
 hf-libero bddl robosuite mujoco`, and their imports (numba, easydict, future, pyopengl, glfw, matplotlib). Meshes are
