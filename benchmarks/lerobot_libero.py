@@ -14,9 +14,9 @@ and actions are recorded. Compared are:
     instruction, success
 
 Then `lerobot-eval` plays `--episodes` (0: none) of each of `--eval_tasks`, from the first initial states, and reports
-its success rate. LeRobot renders 256 pixels, whatever the policy was trained on. The command fails if an action differs
-by more than rounding, or if the simulations differ: LeRobot takes the orientation from the controller and not from the
-observation, and its simulation drifts from the one here by some 1e-4 a step.
+its success rate; it always renders images of 256 pixels. The command fails if an action differs by more than rounding,
+or if the simulations differ: LeRobot takes the orientation from the controller and not from the observation, and its
+simulation drifts from the one here by some 1e-4 a step.
 """
 
 from __future__ import annotations

@@ -97,9 +97,9 @@ class State:
     def is_done(self, stage: Stage) -> bool:
         """Whether the stage need not run: its command has ended, or was killed after its last file."""
         record, last_file = self.of(stage), KINDS[stage.name].last_file
-        if record is None or record.status == DONE:
-            return record is not None
-        return last_file is not None and (self.folder / record.output / last_file).exists()
+        if record is None:
+            return False
+        return record.status == DONE or (last_file is not None and (self.folder / record.output / last_file).exists())
 
     def note(self, stage: Stage, status: str, seconds: float, cpu_seconds: float | None = None) -> None:
         """Record an attempt, with the seconds of all attempts so far, and write the file."""

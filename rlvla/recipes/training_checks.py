@@ -7,7 +7,6 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from rlvla.commands.ppo_checks import (
@@ -67,7 +66,7 @@ def _policy_problems(sft: argparse.Namespace, rl: argparse.Namespace) -> Iterato
         policy, supported = f"{sft.model_family} policy", (*FLOW_SETTINGS, *LEROBOT_SETTINGS)
     elif given and Path(sft.pretrain).is_dir():
         try:
-            checkpoint_overrides(sft.pretrain, SimpleNamespace(**{name: getattr(rl, name) for name in given}))
+            checkpoint_overrides(sft.pretrain, rl)
         except ConfigError as error:
             yield from error.problems
     for name in sorted(given.difference(supported)):

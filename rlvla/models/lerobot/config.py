@@ -14,6 +14,13 @@ from rlvla.utils.errors import ConfigError, Problem
 
 STATE, ACTION, IMAGES = "observation.state", "action", "observation.images."
 EMPTY_CAMERA = IMAGES + "empty_camera_"
+
+
+def image_feature(name: str) -> str:
+    """The key of an image feature, from which `observation.images.` may be left out."""
+    return name if "." in name else IMAGES + name
+
+
 # The statistics that each normalization mode needs, as named in LeRobot's data sets.
 STATISTICS: dict[str, tuple[str, ...]] = {
     "IDENTITY": (),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvla.models.flow.settings import ASKED_SCORES, FLOW_SETTINGS, PREFIX, FlowSettings
-from rlvla.models.lerobot.config import EMPTY_CAMERA, IMAGES, LeRobotConfig
+from rlvla.models.lerobot.config import EMPTY_CAMERA, IMAGES, LeRobotConfig, image_feature
 from rlvla.utils.data_files import check_types, read_json
 from rlvla.utils.errors import Problem
 
@@ -88,7 +88,7 @@ def read_camera_map(entries: Sequence[str]) -> tuple[dict[str, str], list[Proble
         elif camera in mapping:
             problems.append(Problem("camera_map", "duplicate", f"--camera_map names the camera {camera} twice"))
         else:
-            mapping[camera] = key if "." in key else IMAGES + key
+            mapping[camera] = image_feature(key)
     return mapping, problems
 
 

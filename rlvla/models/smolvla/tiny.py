@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from rlvla.models.flow.settings import FlowSettings
-from rlvla.models.lerobot.config import IMAGES, Features
+from rlvla.models.lerobot.config import Features, image_feature
 from rlvla.models.lerobot.folder import CONFIG_FILE
 from rlvla.models.lerobot.new import NewPolicyFacts, NewPolicySizes
 from rlvla.models.lerobot.tiny import initialize, new_config, write_new
@@ -91,8 +91,7 @@ def build_tiny_smolvla(
     """
     folder, sizes = Path(folder), vlm or TinyVlm()
     inner = tiny_vlm_files(sentences, sizes)
-    keys = [camera if "." in camera else IMAGES + camera for camera in cameras]
-    features = Features.of(keys, (sizes.image_size,) * 2, state_dim, action_dim)
+    features = Features.of([image_feature(name) for name in cameras], (sizes.image_size,) * 2, state_dim, action_dim)
     defaults = {
         "resize_imgs_with_padding": [sizes.image_size, sizes.image_size],
         "empty_cameras": 0,
